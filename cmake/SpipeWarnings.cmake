@@ -1,0 +1,13 @@
+# Flags every target of ours gets: strict warnings as errors, and arithmetic that keeps its bits (no contraction, no fast-math;
+# sqrt without errno and no trapping so that loops vectorise).
+add_library(spipe_flags INTERFACE)
+target_compile_options(spipe_flags INTERFACE
+  -Wall -Wextra -Werror -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wno-missing-field-initializers
+  -ffp-contract=off -fno-math-errno -fno-trapping-math -fvisibility=hidden)
+target_include_directories(spipe_flags INTERFACE ${CMAKE_SOURCE_DIR}/include ${CMAKE_SOURCE_DIR})
+
+# spipe_library(name sources...): one static library per room.
+function(spipe_library name)
+  add_library(${name} STATIC ${ARGN})
+  target_link_libraries(${name} PUBLIC spipe_flags)
+endfunction()

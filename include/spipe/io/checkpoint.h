@@ -1,0 +1,75 @@
+// Model folders (Hugging Face layout) and checkpoints (DESIGN section 9).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "spipe/base/file.h"
+#include "spipe/model/families.h"
+#include "spipe/model/shape.h"
+#include "spipe/store/store.h"
+
+namespace spipe::io {
+
+// Loads parameters from a Hugging Face folder (model.safetensors, or an index with shards) into the store: master in fp32,
+// compute copy rounded. Every parameter must be present with the right shape, every tensor of the files used or on the ignore
+// list (CASES O14-O26: tied heads, missing shards, path escapes, stray tensors, GPT-2 prefixes and buffers). `vocab` padding is
+// not done here.
+void load_model(const Path& folder, const model::ModelShape& shape, store::Store& store);
+
+// The text files that make a checkpoint: trainer.json is an object of strings/numbers given by the caller as JSON text.
+struct CheckpointInfo {
+  std::uint64_t step = 0;
+  Path path;
+};
+
+// Writes step-XXXXXXXX in three phases so that a save can be spread over a running step:
+//   begin -> unit(u) for every store unit in ascending order -> finish.
+// Files are written in a temporary folder, fsynced, MANIFEST.json last, folder renamed, then `latest` replaced; nothing under
+// the run folder changes before finish(). On an Error (disk full) the temporary folder is removed and older checkpoints stay.
+class CheckpointWriter {
+ public:
+  CheckpointWriter(Path run_folder, std::uint64_t step, const model::ModelShape& shape, const store::Store& store,
+                   std::string trainer_json, std::string config_json);
+  ~CheckpointWriter();  // removes the temporary folder when not finished
+  void unit(int store_unit);
+  CheckpointInfo finish();
+  // Bytes one checkpoint takes on disk.
+  [[nodiscard]] static std::uint64_t predicted_bytes(const model::ModelShape& shape, const store::StoreFormat& format);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Complete checkpoints of a run folder (valid MANIFEST: sizes; hashes when `verify_hashes`), ascending by step. `skipped`
+// receives one line per broken folder found ("step-00000300: MANIFEST.json missing").
+[[nodiscard]] std::vector<CheckpointInfo> list_checkpoints(const Path& run_folder, std::vector<std::string>* skipped = nullptr);
+// The newest complete checkpoint with matching hashes; nothing when there is none. Lines about skipped ones as above.
+[[nodiscard]] std::optional<CheckpointInfo> newest_checkpoint(const Path& run_folder,
+                                                              std::vector<std::string>* skipped = nullptr);
+// Fills the store (master, moments, compute copy) and returns trainer.json's text.
+[[nodiscard]] std::string load_checkpoint(const CheckpointInfo& checkpoint, const model::ModelShape& shape,
+                                          store::Store& store);
+// Removes all but the newest `keep` complete checkpoints (by step in the manifest; never what `latest` names, never foreign
+// folders) and stale temporary folders of ours.
+void prune_checkpoints(const Path& run_folder, int keep);
+
+// Exclusive lock of a run folder for this process's life; Error naming the holder when another job has it.
+class RunLock {
+ public:
+  explicit RunLock(const Path& run_folder);
+  ~RunLock();
+  RunLock(const RunLock&) = delete;
+  RunLock& operator=(const RunLock&) = delete;
+
+ private:
+  int fd_ = -1;
+};
+
+}  // namespace spipe::io

@@ -1,0 +1,70 @@
+// Optimizer hyperparameters, learning-rate schedules, clipping, and the update of a store unit over its tensors.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/ops.h"
+#include "spipe/base/thread_pool.h"
+#include "spipe/model/shape.h"
+#include "spipe/store/store.h"
+
+namespace spipe::optim {
+
+enum class ScheduleKind : std::uint8_t { constant, linear, cosine, inverse_sqrt, wsd_linear, wsd_sqrt };
+[[nodiscard]] ScheduleKind schedule_kind_from_name(const std::string& name);  // Error with "did you mean"
+
+// Formulas: tests/golden/data/README.md, "schedules".
+struct LrSchedule {
+  ScheduleKind kind = ScheduleKind::cosine;
+  double lr = 1e-3;
+  double final = 0.1;                             // last value as a fraction of lr
+  std::int64_t warmup = 0, total = 0, decay = 0;  // updates; decay: wsd only
+  double warmup_offset = 1;                       // lr (s+o)/(w+o) for s < w; 0: the first update has rate 0
+  // Rate of update s+1 (s updates done), in double; finite and >= 0 for every s >= 0.
+  [[nodiscard]] double at(std::int64_t updates_done) const;
+};
+
+struct AdamW {
+  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
+};
+
+// clip = min(1, c / (norm + 1e-6)) in double; c <= 0 means no clipping (1).
+[[nodiscard]] double clip_factor(double norm, double max_norm);
+
+// The norm of the step from the per-tensor 4,096-element block sums: blocks ascending within a tensor, tensors by name, units
+// ascending.
+struct GradientNorm {
+  double norm = 0;
+  bool finite = true;
+  int first_bad_unit = -1;  // store unit whose gradient had the first non-finite value
+};
+
+// Block sums of every store unit; offload tasks fill them, norm reads them. Owned by the executor.
+class NormTable {
+ public:
+  explicit NormTable(const model::ModelShape& shape);
+  [[nodiscard]] double* blocks(int unit, std::size_t parameter);  // [ceil(elements / kNormBlock)]
+  [[nodiscard]] std::uint32_t* nonfinite(int unit);
+  void clear();
+  [[nodiscard]] GradientNorm combine() const;
+  [[nodiscard]] double unit_norm(int unit) const;
+
+ private:
+  std::vector<std::vector<std::vector<double>>> blocks_;
+  std::vector<std::vector<std::size_t>> by_name_;  // parameter indices of a unit in name order
+  std::vector<std::uint32_t> nonfinite_;
+};
+
+// The scalars of one update; t counts updates done including this one (1, 2, ...).
+struct UpdateScalars {
+  double lr = 0, grad_scale = 1;
+  std::int64_t t = 1;
+};
+
+// One pass over a store unit: every parameter in fixed 64 Ki-element blocks, on all threads of host_ops' pool.
+void update_unit(Ops& host_ops, const model::StoreUnit& unit, store::Store& store, int unit_index, const AdamW& hyper,
+                 const UpdateScalars& scalars, std::uint32_t* nonfinite_master);
+
+}  // namespace spipe::optim

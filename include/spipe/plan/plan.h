@@ -1,0 +1,165 @@
+// The plan: one training step (or evaluation pass) of every rank as data. Schedules emit it, passes complete it, the verifier
+// proves it, the simulator predicts it, the executor runs it. Pure data: no device, no MPI.
+//
+// Sequential semantics. A schedule emits tasks in *program order* and says which buffers each task reads and writes. The order
+// in which tasks of one stream run is program order; everything between streams and ranks is derived (plan/passes.h): a task
+// waits for the last writer of what it reads, and for the readers and the writer of what it overwrites; memory is placed by the
+// lifetimes that follow, and reuse of bytes adds the waits it needs. So a schedule never writes an event, an offset or a wait.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace spipe::plan {
+
+enum class TaskKind : std::uint8_t {
+  input,     // tokens and targets of a micro-batch, host -> device
+  fetch,     // parameters of a store unit, store -> device
+  forward,   // one compute unit, one micro-batch; saves activations when it has a `saved` buffer (also used to recompute)
+  loss,      // the head: forward, loss and, when training, its backward
+  backward,  // one compute unit (embedding, layer), one micro-batch, from saved activations
+  reduce,    // gradient += group partial, when batch.sum_groups > 1
+  park,      // a boundary or a kept gradient, device -> host
+  unpark,    // and back
+  offload,   // last add and rounding of a store unit's gradient into the store, with its norm blocks
+  result,    // token losses of a micro-batch, device -> host
+  norm,      // global norm and finite flag of the step; decides the clip factor or the skip
+  optimize,  // update of a store unit
+  commit,    // the updated unit becomes the committed version
+  save,      // a store unit's state goes to the checkpoint being written
+};
+[[nodiscard]] const char* task_kind_name(TaskKind kind);
+
+enum class StreamKind : std::uint8_t { compute, h2d, d2h, cpu, io };
+inline constexpr int kStreamCount = 5;
+[[nodiscard]] const char* stream_name(StreamKind stream);
+// Tasks of these kinds are submitted in program order but may end in any: they order nothing by position (only by waits).
+[[nodiscard]] constexpr bool ends_in_any_order(TaskKind kind) { return kind == TaskKind::optimize || kind == TaskKind::commit; }
+
+enum class BufferKind : std::uint8_t {
+  // on the device
+  constants,
+  parameters,
+  gradient,
+  gradient_partial,
+  boundary,
+  boundary_gradient,
+  saved,
+  workspace,
+  input,
+  token_loss,
+  // in the store (per store unit), used in place or by copies
+  store_compute,
+  store_grad,
+  store_state,
+  // on the host
+  parked,
+  host_input,
+  host_result,
+  norm_value,
+  checkpoint_file,
+};
+[[nodiscard]] const char* buffer_kind_name(BufferKind kind);
+
+enum class Place : std::uint8_t { device, store, host };
+
+// `unit`: the store unit (parameters, gradient*, store_*) or the compute unit (boundary: the unit that consumes it; saved); -1
+// none. Device buffers live within one step: the first access of a step must be a write. Store and norm buffers persist across
+// steps.
+struct Buffer {
+  BufferKind kind = BufferKind::workspace;
+  Place place = Place::device;
+  std::uint16_t rank = 0;
+  std::int32_t unit = -1;
+  std::int32_t micro_batch = -1;
+  std::int32_t source = -1;  // gradient*: the compute unit whose contributions it sums (a tied matrix has two)
+  std::uint64_t bytes = 0;   // device and parked buffers; multiple of 256
+  std::uint64_t offset = 0;  // in the arena (device) or the parking area (parked), after placement
+};
+
+enum class Access : std::uint8_t {
+  read,
+  write,
+  update
+};  // write: every byte that is read later is overwritten; update: read and write
+struct Use {
+  std::uint32_t buffer = 0;
+  Access access = Access::read;
+};
+
+// A wait for a task of this step, or (previous_step) for the same plan's task in the step before.
+struct Wait {
+  std::uint32_t task = 0;
+  bool previous_step = false;
+};
+
+enum TaskFlag : std::uint16_t {
+  kAccumulate = 1,   // backward, loss: add to the gradients (not the first contribution)
+  kEvaluate = 2,     // loss: token losses only
+  kRecompute = 4,    // forward: repeats an earlier forward of the same unit and micro-batch
+  kLastOfStage = 8,  // for timelines and counters
+};
+
+struct Task {
+  std::uint32_t id = 0;  // index in Plan::tasks = program order
+  TaskKind kind = TaskKind::forward;
+  StreamKind stream = StreamKind::compute;
+  std::uint16_t rank = 0;
+  std::int32_t unit = -1;  // compute unit (forward, loss, backward, park/unpark of boundaries) or store unit
+  std::int32_t micro_batch = -1;
+  std::uint16_t flags = 0;
+  std::uint16_t stage = 0;  // forward or backward stage it belongs to (for people)
+  std::uint32_t first_use = 0, first_wait = 0;
+  std::uint16_t use_count = 0, wait_count = 0;
+  std::uint64_t bytes = 0;  // moved over link or memory
+  double flops = 0;
+};
+static_assert(sizeof(Task) <= 64);
+
+enum class Residency : std::uint8_t { in_place, streamed };
+
+// What a schedule was asked to emit; kept in the plan for printing, hashing and re-planning.
+struct ScheduleOptions {
+  std::string schedule = "streaming";
+  Residency residency = Residency::in_place;
+  std::vector<int> forward_cuts;   // first compute unit of every forward stage, ascending, [0] = 0
+  std::vector<int> backward_cuts;  // the same for backward stages
+  int micro_batches = 1;
+  int sum_groups = 1;
+  bool recompute = false;  // false: forward saves activations of every unit; true: only boundaries at backward cuts are kept
+  bool park = false;       // kept boundaries (and a tied matrix's kept gradient) wait in host memory
+  int prefetch = 1;        // stages fetched ahead (0: a stage is fetched when the one before is done)
+  bool evaluate = false;   // forward and loss only
+  bool save = false;       // with save tasks for the state before this step's updates
+};
+
+struct Plan {
+  ScheduleOptions options;
+  int ranks = 1;
+  int store_units = 0, compute_units = 0;
+  std::vector<Task> tasks;
+  std::vector<Use> uses;
+  std::vector<Wait> waits;
+  std::vector<Buffer> buffers;
+  std::uint64_t arena_bytes = 0;     // per rank, after placement
+  std::uint64_t in_place_bytes = 0;  // store bytes a budget must also cover: parameters and gradients used in place
+  std::uint64_t parking_bytes = 0;
+  [[nodiscard]] std::uint64_t device_bytes() const { return arena_bytes + in_place_bytes; }
+};
+
+// Bytes of device buffers by kind at the moment of the peak, and each kind's own peak: the start-up memory table.
+struct MemoryUse {
+  BufferKind kind;
+  std::uint64_t at_peak = 0, own_peak = 0;
+};
+
+// Text dump: one line a task, with stream, waits, buffers and offsets; stable, diffable.
+[[nodiscard]] std::string dump(const Plan& plan);
+// 64-bit hash of everything above (two different plans were really run: tests).
+[[nodiscard]] std::uint64_t plan_hash(const Plan& plan);
+// One paragraph for people: stages, recompute, bytes fetched and offloaded a step.
+[[nodiscard]] std::string summary(const Plan& plan);
+[[nodiscard]] std::vector<MemoryUse> memory_by_kind(const Plan& plan);
+
+}  // namespace spipe::plan

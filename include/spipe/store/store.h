@@ -1,0 +1,66 @@
+// The store: the host-memory home of every store unit's parameters, gradients and optimizer state (DESIGN section 6).
+// One slab per unit and plane; all planes of a unit use the same element offsets (model::Parameter::offset).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/ops.h"
+#include "spipe/model/shape.h"
+
+namespace spipe::store {
+
+enum class Plane : std::uint8_t { compute, master, m, v, grad };
+inline constexpr int kPlaneCount = 5;
+[[nodiscard]] std::string plane_name(Plane plane);
+
+// Which planes exist and their types. fp32: compute = the parameters themselves, no master plane. bf16: compute bf16 + master
+// fp32.
+struct StoreFormat {
+  DType compute = DType::f32;
+  bool separate_master = false;
+  DType moment = DType::f32;
+  DType grad = DType::f32;
+  [[nodiscard]] bool has(Plane plane) const { return plane != Plane::master || separate_master; }
+  [[nodiscard]] DType dtype(Plane plane) const;
+  [[nodiscard]] std::uint64_t bytes_per_parameter() const;  // 16 for fp32 (p, m, v, grad) and for bf16 + fp32 master
+};
+[[nodiscard]] StoreFormat store_format(DType compute);  // the standard format of a precision
+
+// Byte offsets of every (unit, plane) slab in one contiguous region; pure, so that the planner can ask before anything exists.
+struct StoreLayout {
+  StoreFormat format;
+  std::uint64_t bytes = 0;  // whole region, multiple of the page size
+  [[nodiscard]] std::uint64_t offset(int unit, Plane plane) const;
+  [[nodiscard]] std::uint64_t slab_bytes(int unit, Plane plane) const;
+  std::vector<std::uint64_t> offsets;   // [unit * kPlaneCount + plane], ~0 where absent
+  std::vector<std::uint64_t> elements;  // per unit
+};
+[[nodiscard]] StoreLayout make_store_layout(const model::ModelShape& shape, const StoreFormat& format);
+
+// One memfd mapped shared (no name in /dev/shm), zero-filled and touched at creation. Throws Error when memory cannot be had.
+class Store {
+ public:
+  Store(const model::ModelShape& shape, StoreLayout layout);
+  ~Store();
+  Store(const Store&) = delete;
+  Store& operator=(const Store&) = delete;
+  [[nodiscard]] const StoreLayout& layout() const { return layout_; }
+  [[nodiscard]] const StoreFormat& format() const { return layout_.format; }
+  // The slab of a unit; SPIPE_CHECKs that the plane exists.
+  [[nodiscard]] Ptr slab(int unit, Plane plane) const;
+  // fp32 master of a unit: the master plane, or the compute plane when compute is fp32.
+  [[nodiscard]] float* master(int unit) const;
+  // Committed version of a unit: the number of updates it has seen. Use after a stale or early version is an error at once.
+  [[nodiscard]] std::uint64_t version(int unit) const;
+  void set_version(int unit, std::uint64_t version);
+
+ private:
+  StoreLayout layout_;
+  std::byte* base_ = nullptr;
+  std::vector<std::uint64_t> versions_;
+};
+
+}  // namespace spipe::store
