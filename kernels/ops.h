@@ -68,7 +68,8 @@ struct ColumnSumArgs {
 };
 
 // y = (h - mean) * rstd * weight + bias, h = x + residual when residual is given (then `sum_out` receives h; it may alias x or
-// residual). Biased variance, eps inside the root. mean, rstd: fp32 [rows], saved for backward.
+// residual; what is normalised is h as rounded to sum_out, so that fused and separate adds agree). Biased variance, eps inside
+// the root. mean, rstd: fp32 [rows], saved for backward.
 struct LayerNormForwardArgs {
   ConstPtr x, residual{}, weight, bias;
   Ptr sum_out{}, y;
@@ -211,7 +212,9 @@ struct SoftmaxCrossEntropyArgs {
 
 // y = keep ? x / (1 - p) : 0; the mask is a function of (seed, step, sequence, site, element within the sequence) only, by
 // Philox, so forward and backward call the same op. y may alias x. Sequence b of the buffer is global sequence first_sequence +
-// b of the step.
+// b of the step. Key: make_key(seed, RandomPurpose::dropout). Element e of global sequence s takes 32-bit word e mod 4 of
+// philox4x32({e / 4, s, step, site}), each below 2^32; it is kept when (word >> 8) * 2^-24 >= p. The factor 1 / (1 - p) is
+// computed in double and rounded to float once. 0 <= p < 1.
 struct DropoutArgs {
   ConstPtr x;
   Ptr y;
@@ -241,7 +244,9 @@ struct ZeroArgs {
 
 // The last add and the rounding of a gradient, with its norm taken in the same pass (DESIGN section 5, canonical arithmetic):
 //   g = a (+ b when given), fp32; dst = round(g) to dst.dtype (dst may alias a);
-//   block_sums[i] = double sum of squares of the rounded values of elements [4096 i, 4096 (i+1)), summed in a fixed order;
+//   block_sums[i] = double sum of squares of the rounded values of elements [4096 i, 4096 (i+1)), in a fixed order: 16 double
+//     lanes start at 0, lane j sums the squares (exact in double) of elements j, j+16, j+32, ... of the block ascending; then
+//     lane j += lane j+8 for j < 8, lane j += lane j+4 for j < 4, and so on; lane 0 is the sum. (A NaN is any NaN.)
 //   *nonfinite is set to 1 when any rounded value is inf or NaN (never cleared).
 struct FinishGradientArgs {
   const float* a = nullptr;
@@ -258,7 +263,7 @@ inline constexpr std::int64_t kNormBlock = 4096;
 //   g  = float(grad) * grad_scale                  (grad_scale = clip / loss scale, computed in double, then float)
 //   m' = fma(beta1, m, (1-beta1) * g)              v' = fma(beta2, v, ((1-beta2) * g) * g)
 //   p1 = p * decay                                  (decay = 1 - lr * weight_decay; 1 for undecayed tensors)
-//   denom = sqrt(v') * inv_sqrt_bias2 + eps          (inv_sqrt_bias2 = 1/sqrt(1-beta2^t))
+//   denom = sqrt(v') * inv_sqrt_bias2 + eps          (a multiply, then an add; inv_sqrt_bias2 = 1/sqrt(1-beta2^t))
 //   p' = p1 - step_size * (m' / denom)               as fma(-step_size, m'/denom, p1)   (step_size = lr / (1-beta1^t))
 // All scalars are computed in double on the host and rounded to float once. compute_copy (may be null, bf16/fp16) receives the
 // rounded master: bf16 half-up, fp16 nearest even. *nonfinite_master is set to 1 when a finite master rounds to infinity.
