@@ -1,0 +1,213 @@
+#include "bound_plan.h"
+
+#include <fmt/core.h>
+
+#include "spipe/base/checked.h"
+
+namespace spipe::exec {
+
+using plan::Access;
+using plan::BufferKind;
+using plan::Place;
+using plan::TaskKind;
+
+BoundPlan::BoundPlan(const plan::Plan& plan, const Machine& machine)
+    : plan_(plan), machine_(machine), tags_(plan.buffers.size()), tasks_(plan.tasks.size()) {
+  const auto tokens = static_cast<std::uint64_t>(machine.shape->tokens_per_micro());
+  const auto micro_batches = static_cast<std::uint64_t>(plan.options.micro_batches);
+  staging_.inputs.resize(checked_mul(micro_batches, 2 * tokens));
+  staging_.losses.resize(checked_mul(micro_batches, tokens));
+  staging_.parking.resize(plan.parking_bytes);
+  for (const plan::Task& task : plan.tasks) {
+    BoundTask& bound = tasks_[task.id];
+    switch (task.kind) {
+      case TaskKind::forward:
+      case TaskKind::loss:
+      case TaskKind::backward:
+        bind_compute(task, bound);
+        break;
+      case TaskKind::input:
+      case TaskKind::fetch:
+      case TaskKind::park:
+      case TaskKind::unpark:
+      case TaskKind::result:
+        bind_copy(task, bound);
+        break;
+      case TaskKind::offload:
+      case TaskKind::reduce:
+        bind_gradient(task, bound);
+        break;
+      case TaskKind::norm:
+      case TaskKind::optimize:
+      case TaskKind::commit:
+      case TaskKind::save:
+        break;
+    }
+  }
+}
+
+std::span<const plan::Use> BoundPlan::uses(const plan::Task& task) const {
+  return std::span(plan_.uses).subspan(task.first_use, task.use_count);
+}
+
+void* BoundPlan::address(const plan::Buffer& buffer) const {
+  const std::uint64_t tokens = static_cast<std::uint64_t>(machine_.shape->tokens_per_micro());
+  const auto m = static_cast<std::uint64_t>(buffer.micro_batch);
+  switch (buffer.kind) {
+    case BufferKind::store_compute:
+      return machine_.store->slab(buffer.unit, store::Plane::compute).data;
+    case BufferKind::store_grad:
+      return machine_.store->slab(buffer.unit, store::Plane::grad).data;
+    case BufferKind::host_input:
+      return const_cast<std::int32_t*>(staging_.inputs.data()) + m * 2 * tokens;
+    case BufferKind::host_result:
+      return const_cast<float*>(staging_.losses.data()) + m * tokens;
+    case BufferKind::parked:
+      SPIPE_CHECK(buffer.offset + buffer.bytes <= staging_.parking.size(), "a parked buffer leaves the parking area");
+      return const_cast<std::byte*>(staging_.parking.data()) + buffer.offset;
+    case BufferKind::constants:
+      return nullptr;  // loaded once, addressed through Machine::constants
+    case BufferKind::store_state:
+    case BufferKind::norm_value:
+    case BufferKind::checkpoint_file:
+      return nullptr;  // names for ordering only
+    default:
+      break;
+  }
+  if (buffer.place == Place::store) {
+    SPIPE_CHECK(buffer.kind == BufferKind::gradient, "only gradients accumulate in the store");
+    return machine_.store->slab(buffer.unit, store::Plane::grad).data;
+  }
+  SPIPE_CHECK(buffer.place == Place::device, "unknown place of a buffer");
+  return machine_.arena->at(buffer.offset, buffer.bytes);
+}
+
+namespace {
+
+void set_once(const void*& field, const void* value, const char* name) {
+  SPIPE_CHECK(field == nullptr, fmt::format("a task has two buffers for its {}", name));
+  field = value;
+}
+void set_once(void*& field, void* value, const char* name) {
+  SPIPE_CHECK(field == nullptr, fmt::format("a task has two buffers for its {}", name));
+  field = value;
+}
+
+}  // namespace
+
+void BoundPlan::bind_compute(const plan::Task& task, BoundTask& bound) {
+  const model::ComputeUnit& unit = machine_.shape->units[static_cast<std::size_t>(task.unit)];
+  bound.memory.resize(unit.store_units.size());
+  const auto memory_of = [&](int store_unit) -> model::UnitMemory& {
+    for (std::size_t i = 0; i < unit.store_units.size(); ++i) {
+      if (unit.store_units[i] == store_unit) return bound.memory[i];
+    }
+    fail_check("store unit", fmt::format("task {} touches store unit {} that {} does not use", task.id, store_unit, unit.name),
+               __FILE__, __LINE__);
+  };
+  model::UnitCall& call = bound.call;
+  for (const plan::Use& use : uses(task)) {
+    const plan::Buffer& buffer = plan_.buffers[use.buffer];
+    void* memory = address(buffer);
+    switch (buffer.kind) {
+      case BufferKind::parameters:
+        memory_of(buffer.unit).parameters = memory;
+        bound.parameters.push_back(&tags_[use.buffer]);
+        break;
+      case BufferKind::store_compute:
+        memory_of(buffer.unit).parameters = memory;
+        bound.in_place_units.push_back(buffer.unit);
+        break;
+      case BufferKind::gradient:
+      case BufferKind::gradient_partial:
+        memory_of(buffer.unit).gradient = static_cast<float*>(memory);
+        memory_of(buffer.unit).accumulate = (task.flags & plan::kAccumulate) != 0;
+        break;
+      case BufferKind::boundary:
+        if (use.access == Access::read) {
+          set_once(call.input, memory, "input boundary");
+        } else {
+          set_once(call.output, memory, "output boundary");
+        }
+        break;
+      case BufferKind::boundary_gradient:
+        if (use.access != Access::write) set_once(call.output_gradient, memory, "output gradient");
+        if (use.access != Access::read) set_once(call.input_gradient, memory, "input gradient");
+        break;
+      case BufferKind::saved:
+        set_once(call.saved, memory, "saved activations");
+        break;
+      case BufferKind::workspace:
+        set_once(call.workspace, memory, "workspace");
+        break;
+      case BufferKind::input:
+        call.tokens = static_cast<const std::int32_t*>(memory);
+        call.targets = call.tokens + machine_.shape->tokens_per_micro();
+        break;
+      case BufferKind::token_loss:
+        call.nll = static_cast<float*>(memory);
+        break;
+      case BufferKind::constants:
+        break;
+      default:
+        fail_check("buffer kind", fmt::format("task {} uses a {} buffer", task.id, plan::buffer_kind_name(buffer.kind)), __FILE__,
+                   __LINE__);
+    }
+  }
+  call.ops = &machine_.device->ops();
+  call.constants = machine_.constants;
+  call.memory = bound.memory;
+  call.seed = machine_.seed;
+  call.first_sequence = static_cast<std::uint64_t>(task.micro_batch) * static_cast<std::uint64_t>(machine_.shape->batch.micro);
+}
+
+void BoundPlan::bind_copy(const plan::Task& task, BoundTask& bound) {
+  for (const plan::Use& use : uses(task)) {
+    const plan::Buffer& buffer = plan_.buffers[use.buffer];
+    if (use.access == Access::read) {
+      set_once(bound.source, address(buffer), "source");
+    } else {
+      set_once(bound.destination, address(buffer), "destination");
+      if (task.kind == TaskKind::fetch) bound.parameters.push_back(&tags_[use.buffer]);
+    }
+  }
+  SPIPE_CHECK(bound.source != nullptr && bound.destination != nullptr, fmt::format("copy task {} lacks an end", task.id));
+  const std::uint64_t tokens = static_cast<std::uint64_t>(machine_.shape->tokens_per_micro());
+  switch (task.kind) {
+    case TaskKind::input:
+      bound.copy_bytes = 2 * tokens * sizeof(std::int32_t);
+      break;
+    case TaskKind::result:
+      bound.copy_bytes = tokens * sizeof(float);
+      break;
+    case TaskKind::fetch:
+      bound.copy_bytes = machine_.store->layout().slab_bytes(task.unit, store::Plane::compute);
+      break;
+    default: {  // park, unpark: the smaller of the two buffers (both hold the same boundary or gradient)
+      std::uint64_t bytes = ~std::uint64_t{0};
+      for (const plan::Use& use : uses(task)) bytes = std::min(bytes, plan_.buffers[use.buffer].bytes);
+      bound.copy_bytes = bytes;
+    }
+  }
+}
+
+void BoundPlan::bind_gradient(const plan::Task& task, BoundTask& bound) {
+  const float* total = nullptr;
+  for (const plan::Use& use : uses(task)) {
+    const plan::Buffer& buffer = plan_.buffers[use.buffer];
+    if (buffer.kind == BufferKind::gradient && task.kind == TaskKind::reduce) {
+      total = static_cast<const float*>(address(buffer));
+    } else if (buffer.kind == BufferKind::gradient || buffer.kind == BufferKind::gradient_partial) {
+      bound.gradients.push_back(static_cast<const float*>(address(buffer)));
+    }
+  }
+  if (total != nullptr) bound.gradients.insert(bound.gradients.begin(), total);
+  SPIPE_CHECK(!bound.gradients.empty() && bound.gradients.size() <= 2, fmt::format("task {} sums no gradient", task.id));
+  if (task.kind == TaskKind::offload) bound.destination = machine_.store->slab(task.unit, store::Plane::grad).data;
+}
+
+void BoundPlan::forget_parameters() {
+  for (ParameterTag& tag : tags_) tag = {};
+}
+
+}  // namespace spipe::exec
