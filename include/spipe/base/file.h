@@ -1,6 +1,7 @@
 // Files: whole-file reads, atomic writes, memory maps. All functions throw Error naming the path and the system's reason.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <span>

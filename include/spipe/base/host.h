@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 
 namespace spipe {
@@ -17,6 +18,8 @@ struct HostMemory {
 [[nodiscard]] HostMemory host_memory(const std::filesystem::path& root = "/");
 // max(1, min(affinity mask, floor of the CPU quota)); the quota of the own cgroup and its parents, v1 and v2.
 [[nodiscard]] int usable_cpus(const std::filesystem::path& root = "/");
+// Whole CPUs (at least 1) that the tightest of those quotas allows; nothing when none is set.
+[[nodiscard]] std::optional<int> cpu_quota(const std::filesystem::path& root = "/");
 [[nodiscard]] std::string cpu_model_name();
 [[nodiscard]] std::uint64_t process_pss_bytes();  // proportional set size of this process (smaps_rollup)
 
