@@ -1,0 +1,113 @@
+// The store's memory: an anonymous file that other processes of the host can map later, allocated in full before training
+// starts so that no page fault can fail in the middle of a step.
+#include "spipe/store/store.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "spipe/base/error.h"
+#include "spipe/base/host.h"
+#include "spipe/base/units.h"
+
+namespace spipe::store {
+namespace {
+
+constexpr const char* kHint = "use a smaller model, a lower precision, or a host with more memory";
+
+[[noreturn]] void fail(std::uint64_t bytes, const std::string& reason) {
+  throw Error("the store needs " + format_bytes(bytes) + " (" + std::to_string(bytes) + " bytes) of host memory: " + reason,
+              "store", kHint);
+}
+
+struct Descriptor {
+  int fd = -1;
+  ~Descriptor() {
+    if (fd >= 0) {
+      ::close(fd);
+    }
+  }
+};
+
+// Makes every page present now. The pages were reserved, so a write cannot fail later; it only costs its fault here.
+void touch(std::byte* base, std::uint64_t bytes) {
+#ifdef MADV_POPULATE_WRITE
+  if (::madvise(base, bytes, MADV_POPULATE_WRITE) == 0) {
+    return;
+  }
+#endif
+  const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  for (std::uint64_t at = 0; at < bytes; at += page) {
+    static_cast<volatile std::byte*>(base)[at] = std::byte{0};
+  }
+}
+
+std::byte* allocate(std::uint64_t bytes) {
+  const HostMemory memory = host_memory();
+  if (bytes > memory.available) {
+    fail(bytes, "only " + format_bytes(memory.available) + " are available (" + memory.bound + ")");
+  }
+  Descriptor file{::memfd_create("spipe-store", MFD_CLOEXEC)};
+  if (file.fd < 0) {
+    fail(bytes, std::string("memfd_create: ") + std::strerror(errno));
+  }
+  if (::ftruncate(file.fd, static_cast<off_t>(bytes)) != 0) {
+    fail(bytes, std::string("ftruncate: ") + std::strerror(errno));
+  }
+  int status = EINTR;
+  while (status == EINTR) {
+    status = ::posix_fallocate(file.fd, 0, static_cast<off_t>(bytes));
+  }
+  if (status != 0) {
+    fail(bytes, std::string("posix_fallocate: ") + std::strerror(status));
+  }
+  void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd, 0);
+  if (base == MAP_FAILED) {
+    fail(bytes, std::string("mmap: ") + std::strerror(errno));
+  }
+  touch(static_cast<std::byte*>(base), bytes);
+  return static_cast<std::byte*>(base);
+}
+
+}  // namespace
+
+Store::Store(const model::ModelShape& shape, StoreLayout layout) : layout_(std::move(layout)) {
+  SPIPE_CHECK(layout_.elements.size() == shape.store_units.size(), "the layout belongs to another model");
+  for (std::size_t unit = 0; unit < shape.store_units.size(); ++unit) {
+    SPIPE_CHECK(layout_.elements[unit] == shape.store_units[unit].elements, "the layout belongs to another model");
+  }
+  versions_.assign(shape.store_units.size(), 0);
+  if (layout_.bytes > 0) {
+    base_ = allocate(layout_.bytes);
+  }
+}
+
+Store::~Store() {
+  if (base_ != nullptr) {
+    ::munmap(base_, layout_.bytes);
+  }
+}
+
+Ptr Store::slab(int unit, Plane plane) const { return {base_ + layout_.offset(unit, plane), format().dtype(plane)}; }
+
+float* Store::master(int unit) const {
+  const Ptr slab = this->slab(unit, format().separate_master ? Plane::master : Plane::compute);
+  SPIPE_CHECK(slab.dtype == DType::f32, "a store without a master plane computes in fp32");
+  return static_cast<float*>(slab.data);
+}
+
+std::uint64_t Store::version(int unit) const {
+  SPIPE_CHECK(unit >= 0 && static_cast<std::size_t>(unit) < versions_.size(), "no such store unit");
+  return versions_[static_cast<std::size_t>(unit)];
+}
+
+void Store::set_version(int unit, std::uint64_t version) {
+  SPIPE_CHECK(unit >= 0 && static_cast<std::size_t>(unit) < versions_.size(), "no such store unit");
+  versions_[static_cast<std::size_t>(unit)] = version;
+}
+
+}  // namespace spipe::store

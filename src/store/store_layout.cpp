@@ -1,0 +1,103 @@
+// Which planes a precision has, and where every slab lies. Pure arithmetic: the planner asks before anything is allocated.
+#include "spipe/base/checked.h"
+#include "spipe/base/error.h"
+#include "spipe/store/store.h"
+
+namespace spipe::store {
+namespace {
+
+constexpr std::uint64_t kAbsent = ~std::uint64_t{0};
+constexpr std::uint64_t kSlabAlignment = 256;  // a fetch of a whole slab starts aligned on every device
+constexpr std::uint64_t kPage = 4096;          // fixed, so that the layout is the same on every host
+
+constexpr Plane kPlanes[kPlaneCount] = {Plane::compute, Plane::master, Plane::m, Plane::v, Plane::grad};
+
+std::uint64_t checked_round_up(std::uint64_t a, std::uint64_t multiple) { return checked_mul(ceil_div(a, multiple), multiple); }
+
+}  // namespace
+
+std::string plane_name(Plane plane) {
+  switch (plane) {
+    case Plane::compute:
+      return "compute";
+    case Plane::master:
+      return "master";
+    case Plane::m:
+      return "m";
+    case Plane::v:
+      return "v";
+    case Plane::grad:
+      return "grad";
+  }
+  return "unknown plane";
+}
+
+DType StoreFormat::dtype(Plane plane) const {
+  switch (plane) {
+    case Plane::compute:
+      return compute;
+    case Plane::master:
+      return DType::f32;
+    case Plane::m:
+    case Plane::v:
+      return moment;
+    case Plane::grad:
+      return grad;
+  }
+  SPIPE_CHECK(false, "no such plane");
+  return DType::f32;
+}
+
+std::uint64_t StoreFormat::bytes_per_parameter() const {
+  std::uint64_t bytes = 0;
+  for (const Plane plane : kPlanes) {
+    bytes += has(plane) ? dtype_size(dtype(plane)) : 0;
+  }
+  return bytes;
+}
+
+StoreFormat store_format(DType compute) {
+  SPIPE_CHECK(compute == DType::f32 || compute == DType::bf16 || compute == DType::f16,
+              "a store computes in fp32, bf16 or fp16");
+  StoreFormat format;
+  format.compute = compute;
+  format.separate_master = compute != DType::f32;
+  format.moment = DType::f32;
+  format.grad = compute;
+  return format;
+}
+
+StoreLayout make_store_layout(const model::ModelShape& shape, const StoreFormat& format) {
+  StoreLayout layout;
+  layout.format = format;
+  layout.offsets.assign(shape.store_units.size() * kPlaneCount, kAbsent);
+  std::uint64_t end = 0;
+  for (std::size_t unit = 0; unit < shape.store_units.size(); ++unit) {
+    const std::uint64_t elements = shape.store_units[unit].elements;
+    layout.elements.push_back(elements);
+    for (const Plane plane : kPlanes) {
+      if (!format.has(plane)) {
+        continue;
+      }
+      layout.offsets[unit * kPlaneCount + static_cast<std::size_t>(plane)] = end;
+      const std::uint64_t slab = checked_mul(elements, dtype_size(format.dtype(plane)));
+      end = checked_round_up(checked_add(end, slab), kSlabAlignment);
+    }
+  }
+  layout.bytes = checked_round_up(end, kPage);
+  return layout;
+}
+
+std::uint64_t StoreLayout::offset(int unit, Plane plane) const {
+  SPIPE_CHECK(unit >= 0 && static_cast<std::size_t>(unit) < elements.size(), "no such store unit");
+  const std::uint64_t offset = offsets[static_cast<std::size_t>(unit) * kPlaneCount + static_cast<std::size_t>(plane)];
+  SPIPE_CHECK(offset != kAbsent, "this store has no plane '" + plane_name(plane) + "'");
+  return offset;
+}
+
+std::uint64_t StoreLayout::slab_bytes(int unit, Plane plane) const {
+  SPIPE_CHECK(unit >= 0 && static_cast<std::size_t>(unit) < elements.size(), "no such store unit");
+  return format.has(plane) ? elements[static_cast<std::size_t>(unit)] * dtype_size(format.dtype(plane)) : 0;
+}
+
+}  // namespace spipe::store

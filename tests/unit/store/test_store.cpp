@@ -1,0 +1,189 @@
+#include <catch2/catch.hpp>
+#include <cstring>
+#include <fstream>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "spipe/base/error.h"
+#include "spipe/store/store.h"
+
+namespace spipe::store {
+namespace {
+
+using Catch::Contains;
+
+constexpr Plane kPlanes[] = {Plane::compute, Plane::master, Plane::m, Plane::v, Plane::grad};
+
+// Units of the given slab lengths (elements); only those matter to a store.
+model::ModelShape shape_of(const std::vector<std::uint64_t>& elements) {
+  model::ModelShape shape;
+  for (const std::uint64_t count : elements) {
+    model::StoreUnit unit;
+    unit.name = "unit " + std::to_string(shape.store_units.size());
+    unit.elements = count;
+    shape.store_units.push_back(unit);
+  }
+  return shape;
+}
+
+Store make_store(const model::ModelShape& shape, DType compute) {
+  return Store(shape, make_store_layout(shape, store_format(compute)));
+}
+
+}  // namespace
+
+TEST_CASE("every precision keeps sixteen bytes per parameter") {
+  CHECK(store_format(DType::f32).bytes_per_parameter() == 16);
+  CHECK(store_format(DType::bf16).bytes_per_parameter() == 16);
+  CHECK(store_format(DType::f16).bytes_per_parameter() == 16);
+}
+
+TEST_CASE("fp32 has no master plane, halves have an fp32 master and half gradients") {
+  const StoreFormat full = store_format(DType::f32);
+  CHECK_FALSE(full.has(Plane::master));
+  CHECK(full.dtype(Plane::grad) == DType::f32);
+  const StoreFormat half = store_format(DType::bf16);
+  CHECK(half.has(Plane::master));
+  CHECK(half.dtype(Plane::compute) == DType::bf16);
+  CHECK(half.dtype(Plane::master) == DType::f32);
+  CHECK(half.dtype(Plane::m) == DType::f32);
+  CHECK(half.dtype(Plane::grad) == DType::bf16);
+  CHECK_THROWS_AS(store_format(DType::i32), InternalError);
+}
+
+TEST_CASE("plane names are distinct") {
+  std::set<std::string> names;
+  for (const Plane plane : kPlanes) {
+    names.insert(plane_name(plane));
+  }
+  CHECK(names.size() == kPlaneCount);
+}
+
+TEST_CASE("slabs are aligned, ascending, disjoint and inside the region") {
+  const model::ModelShape shape = shape_of({128, 640, 0, 12800, 384});
+  for (const DType compute : {DType::f32, DType::bf16}) {
+    const StoreLayout layout = make_store_layout(shape, store_format(compute));
+    std::uint64_t end = 0;
+    for (int unit = 0; unit < shape.store_unit_count(); ++unit) {
+      for (const Plane plane : kPlanes) {
+        if (!layout.format.has(plane)) {
+          CHECK(layout.slab_bytes(unit, plane) == 0);
+          CHECK_THROWS_AS(layout.offset(unit, plane), InternalError);
+          continue;
+        }
+        CHECK(layout.offset(unit, plane) >= end);
+        CHECK(layout.offset(unit, plane) % 256 == 0);
+        CHECK(layout.slab_bytes(unit, plane) == shape.store_units[unit].elements * dtype_size(layout.format.dtype(plane)));
+        end = layout.offset(unit, plane) + layout.slab_bytes(unit, plane);
+      }
+    }
+    CHECK(layout.bytes >= end);
+    CHECK(layout.bytes % 4096 == 0);
+    CHECK(layout.bytes < end + 4096);
+  }
+}
+
+TEST_CASE("slabs whose length is no multiple of the alignment do not overlap") {
+  const model::ModelShape shape = shape_of({1, 3});
+  const StoreLayout layout = make_store_layout(shape, store_format(DType::bf16));
+  CHECK(layout.offset(0, Plane::compute) == 0);
+  CHECK(layout.offset(0, Plane::master) == 256);
+  CHECK(layout.offset(1, Plane::compute) == 256 * kPlaneCount);
+}
+
+TEST_CASE("a layout too large for 64 bits is refused") {
+  CHECK_THROWS_AS(make_store_layout(shape_of({std::uint64_t{1} << 62}), store_format(DType::f32)), Error);
+  CHECK_THROWS_AS(make_store_layout(shape_of({std::uint64_t{1} << 60, std::uint64_t{1} << 60}), store_format(DType::f32)),
+                  Error);
+  CHECK_THROWS_AS(make_store_layout(shape_of({(std::uint64_t{1} << 60) - 1}), store_format(DType::f32)), Error);
+}
+
+TEST_CASE("a store begins with zeros and keeps every byte apart") {
+  const model::ModelShape shape = shape_of({256, 1280});
+  Store store = make_store(shape, DType::bf16);
+  for (int unit = 0; unit < 2; ++unit) {
+    for (const Plane plane : kPlanes) {
+      const auto* bytes = static_cast<const unsigned char*>(store.slab(unit, plane).data);
+      const std::uint64_t count = store.layout().slab_bytes(unit, plane);
+      CHECK(std::vector<unsigned char>(bytes, bytes + count) == std::vector<unsigned char>(count, 0));
+      std::memset(store.slab(unit, plane).data, 16 * unit + static_cast<int>(plane) + 1, count);
+    }
+  }
+  for (int unit = 0; unit < 2; ++unit) {
+    for (const Plane plane : kPlanes) {
+      const auto* bytes = static_cast<const unsigned char*>(store.slab(unit, plane).data);
+      const std::uint64_t count = store.layout().slab_bytes(unit, plane);
+      const auto mark = static_cast<unsigned char>(16 * unit + static_cast<int>(plane) + 1);
+      CHECK(std::vector<unsigned char>(bytes, bytes + count) == std::vector<unsigned char>(count, mark));
+    }
+  }
+}
+
+TEST_CASE("the master is the compute plane in fp32 and a plane of its own otherwise") {
+  const model::ModelShape shape = shape_of({256});
+  const Store full = make_store(shape, DType::f32);
+  CHECK(full.master(0) == full.slab(0, Plane::compute).data);
+  CHECK_THROWS_AS(full.slab(0, Plane::master), InternalError);
+  const Store half = make_store(shape, DType::bf16);
+  CHECK(half.master(0) == half.slab(0, Plane::master).data);
+  CHECK(half.slab(0, Plane::compute).dtype == DType::bf16);
+}
+
+TEST_CASE("versions start at zero and belong to one unit each") {
+  const model::ModelShape shape = shape_of({128, 128});
+  Store store = make_store(shape, DType::f32);
+  store.set_version(1, 7);
+  CHECK(store.version(0) == 0);
+  CHECK(store.version(1) == 7);
+  CHECK_THROWS_AS(store.version(2), InternalError);
+  CHECK_THROWS_AS(store.set_version(-1, 1), InternalError);
+}
+
+TEST_CASE("a store of empty units needs no memory") {
+  const model::ModelShape shape = shape_of({0, 0});
+  const Store store = make_store(shape, DType::f32);
+  CHECK(store.layout().bytes == 0);
+  CHECK(store.layout().slab_bytes(1, Plane::grad) == 0);
+}
+
+TEST_CASE("the store is all present after construction and leaves no name behind") {
+  const model::ModelShape shape = shape_of({std::uint64_t{1} << 20});
+  const Store store = make_store(shape, DType::f32);
+  // The mapping is the line of smaps that names the memfd; every page of it must be resident.
+  std::ifstream smaps("/proc/self/smaps");
+  bool inside = false;
+  std::uint64_t resident_kib = 0;
+  for (std::string line; std::getline(smaps, line);) {
+    if (line.find('-') != std::string::npos && line.find("spipe-store") != std::string::npos) {
+      CHECK_THAT(line, Contains("memfd:"));
+      inside = true;
+    } else if (inside && line.starts_with("Rss:")) {
+      resident_kib += std::stoull(line.substr(4));
+      inside = false;
+    }
+  }
+  CHECK(resident_kib * 1024 == store.layout().bytes);
+}
+
+TEST_CASE("a store larger than the host is refused in one line that names the bytes") {
+  const model::ModelShape shape = shape_of({std::uint64_t{1} << 48});
+  const StoreLayout layout = make_store_layout(shape, store_format(DType::f32));
+  try {
+    const Store store(shape, layout);
+    FAIL("a store of 4 PiB was made");
+  } catch (const Error& error) {
+    CHECK_THAT(error.what(), Contains(std::to_string(layout.bytes) + " bytes"));
+    CHECK(std::string(error.what()).find('\n') == std::string::npos);
+    CHECK_FALSE(error.hint().empty());
+    CHECK(error.code() == ExitCode::kUser);
+  }
+}
+
+TEST_CASE("a layout of another model is refused") {
+  const StoreLayout layout = make_store_layout(shape_of({128}), store_format(DType::f32));
+  CHECK_THROWS_AS(Store(shape_of({256}), layout), InternalError);
+  CHECK_THROWS_AS(Store(shape_of({128, 128}), layout), InternalError);
+}
+
+}  // namespace spipe::store
