@@ -21,6 +21,7 @@ struct Rope {
   RopeScaling scaling = RopeScaling::none;
   double factor = 1.0, low_freq_factor = 1.0, high_freq_factor = 4.0;  // llama3
   std::int64_t original_max_positions = 8192;                          // llama3
+  bool operator==(const Rope&) const = default;
 };
 
 struct Architecture {
@@ -39,10 +40,13 @@ struct Architecture {
   bool conv1d = false;     // GPT-2: linear weights stored [in, out]
   double init_std = 0.02;
   double dropout_embedding = 0, dropout_attention_out = 0, dropout_mlp_out = 0;  // 0 unless configured
+  // Keys of the source config that decide nothing here (token ids, dropout rates, ...), written back on export: JSON object text.
+  std::string carried_keys;
 
   [[nodiscard]] std::int64_t q_size() const { return heads * head_dim; }
   [[nodiscard]] std::int64_t kv_size() const { return kv_heads * head_dim; }
   [[nodiscard]] std::int64_t qkv_size() const { return q_size() + 2 * kv_size(); }
+  bool operator==(const Architecture&) const = default;
 };
 
 // Shape rules (heads divide hidden unless head_dim is given, kv_heads divide heads, even head_dim for rope, all > 0, sizes
