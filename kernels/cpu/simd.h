@@ -8,6 +8,8 @@
 
 #include <cstdint>
 
+#include "spipe/base/dtype.h"
+
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -111,6 +113,20 @@ SPIPE_INLINE void store_n(T* p, Vec x, std::int64_t n) {
     store(p, x);
   } else {
     store_tail(p, x, static_cast<int>(n));
+  }
+}
+
+// ---- storage types by run-time dtype ---------------------------------------------------------------------------------------
+
+// Calls f(T{}) with the storage type of `dtype` (fp32 unless bf16 or fp16; callers checked).
+template <typename F>
+SPIPE_INLINE void with_storage(DType dtype, F f) {
+  if (dtype == DType::bf16) {
+    f(Bf16{});
+  } else if (dtype == DType::f16) {
+    f(Half{});
+  } else {
+    f(0.0f);
   }
 }
 
