@@ -17,7 +17,7 @@ BoundPlan::BoundPlan(const plan::Plan& plan, const Machine& machine)
   const auto micro_batches = static_cast<std::uint64_t>(plan.options.micro_batches);
   staging_.inputs.resize(checked_mul(micro_batches, 2 * tokens));
   staging_.losses.resize(checked_mul(micro_batches, tokens));
-  staging_.parking.resize(plan.parking_bytes);
+  SPIPE_CHECK(plan.parking_bytes <= machine.parking.size(), "the parking area is smaller than the plan's");
   for (const plan::Task& task : plan.tasks) {
     BoundTask& bound = tasks_[task.id];
     switch (task.kind) {
@@ -63,8 +63,8 @@ void* BoundPlan::address(const plan::Buffer& buffer) const {
     case BufferKind::host_result:
       return const_cast<float*>(staging_.losses.data()) + m * tokens;
     case BufferKind::parked:
-      SPIPE_CHECK(buffer.offset + buffer.bytes <= staging_.parking.size(), "a parked buffer leaves the parking area");
-      return const_cast<std::byte*>(staging_.parking.data()) + buffer.offset;
+      SPIPE_CHECK(buffer.offset + buffer.bytes <= machine_.parking.size(), "a parked buffer leaves the parking area");
+      return machine_.parking.data() + buffer.offset;
     case BufferKind::constants:
       return nullptr;  // loaded once, addressed through Machine::constants
     case BufferKind::store_state:
@@ -150,8 +150,8 @@ void BoundPlan::bind_compute(const plan::Task& task, BoundTask& bound) {
       case BufferKind::constants:
         break;
       default:
-        fail_check("buffer kind", fmt::format("task {} uses a {} buffer", task.id, plan::buffer_kind_name(buffer.kind)), __FILE__,
-                   __LINE__);
+        fail_check("buffer kind", fmt::format("task {} uses a {} buffer", task.id, plan::buffer_kind_name(buffer.kind)),
+                   __FILE__, __LINE__);
     }
   }
   call.ops = &machine_.device->ops();

@@ -16,21 +16,20 @@ struct ParameterTag {
 };
 
 struct BoundTask {
-  model::UnitCall call;                       // compute tasks; step-dependent fields are filled when it runs
-  std::vector<model::UnitMemory> memory;      // call.memory points here
-  std::vector<ParameterTag*> parameters;      // tags to check before use, or (fetch) the one to set
-  std::vector<int> in_place_units;            // store units read in place: their committed version is checked
-  const void* source = nullptr;               // copies
+  model::UnitCall call;                   // compute tasks; step-dependent fields are filled when it runs
+  std::vector<model::UnitMemory> memory;  // call.memory points here
+  std::vector<ParameterTag*> parameters;  // tags to check before use, or (fetch) the one to set
+  std::vector<int> in_place_units;        // store units read in place: their committed version is checked
+  const void* source = nullptr;           // copies
   void* destination = nullptr;
   std::uint64_t copy_bytes = 0;
-  std::vector<const float*> gradients;        // offload, reduce: operands in canonical order (reduce: destination first)
+  std::vector<const float*> gradients;  // offload, reduce: operands in canonical order (reduce: destination first)
 };
 
 // Memory of one executor that is neither store nor arena.
 struct HostStaging {
-  std::vector<std::int32_t> inputs;   // [micro_batches][2][tokens]
-  std::vector<float> losses;          // [micro_batches][tokens]
-  std::vector<std::byte> parking;
+  std::vector<std::int32_t> inputs;  // [micro_batches][2][tokens]
+  std::vector<float> losses;         // [micro_batches][tokens]
 };
 
 class BoundPlan {

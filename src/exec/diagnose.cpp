@@ -51,6 +51,9 @@ std::string Diagnosis::text() const {
 void Diagnosis::check_compute(const plan::Task& task, const model::UnitCall& call, const model::ModelShape& shape) {
   const std::uint64_t elements = shape.boundary_bytes / dtype_size(shape.compute);
   const char* pass = task.kind == plan::TaskKind::backward ? "backward" : "forward";
+  if (call.nll != nullptr && has_nonfinite(call.nll, DType::f32, static_cast<std::uint64_t>(shape.tokens_per_micro()))) {
+    report(task, fmt::format("the loss of micro-batch {}", task.micro_batch));
+  }
   const void* outputs[] = {task.kind == plan::TaskKind::forward ? call.output : nullptr, call.input_gradient};
   for (const void* output : outputs) {
     if (output == nullptr || !has_nonfinite(output, shape.compute, elements)) continue;
@@ -58,8 +61,14 @@ void Diagnosis::check_compute(const plan::Task& task, const model::UnitCall& cal
                              shape.units[static_cast<std::size_t>(task.unit)].name, task.micro_batch));
     return;
   }
-  if (call.nll != nullptr && has_nonfinite(call.nll, DType::f32, static_cast<std::uint64_t>(shape.tokens_per_micro()))) {
-    report(task, fmt::format("the loss of micro-batch {}", task.micro_batch));
+  const auto& units = shape.units[static_cast<std::size_t>(task.unit)].store_units;
+  for (std::size_t i = 0; i < call.memory.size(); ++i) {
+    if (call.memory[i].gradient == nullptr) continue;
+    for (const model::Parameter& p : shape.store_units[static_cast<std::size_t>(units[i])].parameters) {
+      if (!has_nonfinite(call.memory[i].gradient + p.offset, DType::f32, p.elements())) continue;
+      report(task, fmt::format("the gradient of {}, micro-batch {}", p.name, task.micro_batch));
+      return;
+    }
   }
 }
 

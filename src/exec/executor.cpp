@@ -8,6 +8,7 @@
 
 #include "bound_plan.h"
 #include "diagnose.h"
+#include "spipe/base/error.h"
 
 namespace spipe::exec {
 
@@ -89,7 +90,7 @@ struct Executor::Impl {
     const std::int64_t begin = now_ns();
     perform(task, handle);
     const std::int64_t end = now_ns();
-    for (TaskObserver* observer : machine.observers) observer->on_task(task, begin, end);
+    for (plan::TaskObserver* observer : machine.observers) observer->on_task(task, begin, end);
   }
 
   void perform(const Task& task, StreamHandle* handle) {
@@ -122,8 +123,8 @@ struct Executor::Impl {
         break;
       case TaskKind::optimize:
         if (result.updated) {
-          optim::update_unit(machine.device->host_ops(), store_unit(task.unit), *machine.store, task.unit, machine.hyper, scalars,
-                             &nonfinite_master);
+          optim::update_unit(machine.device->host_ops(), store_unit(task.unit), *machine.store, task.unit, machine.hyper,
+                             scalars, &nonfinite_master);
         }
         break;
       case TaskKind::commit:
@@ -147,8 +148,9 @@ struct Executor::Impl {
 
   void compute(const Task& task, BoundTask& b, StreamHandle* handle) {
     for (const ParameterTag* tag : b.parameters) {
-      SPIPE_CHECK(tag->version == request.version, fmt::format("task {} ({}) uses parameters that were not fetched in this step",
-                                                               task.id, plan::task_kind_name(task.kind)));
+      SPIPE_CHECK(tag->version == request.version,
+                  fmt::format("task {} ({}) uses parameters that were not fetched in this step", task.id,
+                              plan::task_kind_name(task.kind)));
     }
     for (const int unit : b.in_place_units) check_version(task, unit);
     model::UnitCall& call = b.call;
@@ -197,9 +199,12 @@ struct Executor::Impl {
     }
   }
 
+  // The norm task reads every token loss and every gradient block (the plan orders it so): the step's verdict is made here.
   void decide() {
+    sum_losses();
     result.norm = machine.norms->combine();
-    result.updated = result.norm.finite && request.targets > 0 && !request.diagnose;
+    const bool finite = result.norm.finite && std::isfinite(result.loss_sum);
+    result.updated = finite && request.targets > 0 && !request.diagnose;
     if (!result.updated) return;
     result.clip = optim::clip_factor(result.norm.norm, machine.grad_clip);
     scalars.lr = request.lr;
@@ -208,6 +213,7 @@ struct Executor::Impl {
   }
 
   void sum_losses() {
+    result.loss_sum = 0;
     const auto tokens = static_cast<std::size_t>(machine.shape->tokens_per_micro());
     const HostStaging& staging = bound.staging();
     for (std::size_t m = 0; m < static_cast<std::size_t>(plan.options.micro_batches); ++m) {
@@ -248,7 +254,7 @@ StepResult Executor::run(const StepRequest& request) {
     if (stream) stream->drain();
   }
   impl.errors.rethrow();
-  impl.sum_losses();
+  if (impl.plan.options.evaluate) impl.sum_losses();
   impl.result.nonfinite_master = impl.nonfinite_master != 0;
   impl.result.first_nonfinite = impl.diagnosis.text();
   return impl.result;
@@ -257,7 +263,7 @@ StepResult Executor::run(const StepRequest& request) {
 std::uint64_t executor_host_bytes(const plan::Plan& plan, const model::ModelShape& shape) {
   const auto tokens = static_cast<std::uint64_t>(shape.tokens_per_micro());
   const auto micro_batches = static_cast<std::uint64_t>(plan.options.micro_batches);
-  return plan.parking_bytes + micro_batches * tokens * (2 * sizeof(std::int32_t) + sizeof(float)) +
+  return micro_batches * tokens * (2 * sizeof(std::int32_t) + sizeof(float)) +
          plan.tasks.size() * (sizeof(Counter) + sizeof(BoundTask));
 }
 

@@ -1,9 +1,9 @@
 #include "signals.h"
 
-#include <csignal>
 #include <unistd.h>
 
 #include <atomic>
+#include <csignal>
 
 #include "spipe/base/error.h"
 
@@ -20,7 +20,8 @@ void on_signal(int number) {
     save_requests.store(1, std::memory_order_relaxed);
     return;
   }
-  if (stop_requests.fetch_add(1, std::memory_order_relaxed) >= 1 && number != SIGUSR2) _exit(static_cast<int>(ExitCode::kInterrupted));
+  if (stop_requests.fetch_add(1, std::memory_order_relaxed) >= 1 && number != SIGUSR2)
+    _exit(static_cast<int>(ExitCode::kInterrupted));
 }
 
 }  // namespace

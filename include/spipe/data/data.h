@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "spipe/base/file.h"
@@ -78,11 +79,16 @@ struct TokenizeOptions {
   Path hold_out_output;
   bool end_of_document = true;
 };
+// `documents` and `tokens` are those of `output`; held-out ones are counted apart.
 struct TokenizeSummary {
   std::uint64_t documents = 0, empty_documents = 0, tokens = 0, bytes = 0, replaced_surrogates = 0, held_out_documents = 0,
                 held_out_tokens = 0;
 };
 TokenizeSummary tokenize(const Tokenizer& tokenizer, const TokenizeOptions& options);
+
+// The files that paths or glob patterns of a config name: sorted by name, each once. Error at `where` when a pattern matches
+// nothing or a folder.
+[[nodiscard]] std::vector<Path> expand_globs(const std::vector<std::string>& patterns, const std::string& where);
 
 // --- batches: pure functions of (seed, step)
 // Windows of seq_len + 1 tokens at stride seq_len over the concatenation of each file; every window of an epoch once, in an

@@ -14,20 +14,14 @@
 #include "spipe/device/device.h"
 #include "spipe/model/layers.h"
 #include "spipe/optim/optim.h"
+#include "spipe/plan/observer.h"
 #include "spipe/plan/plan.h"
 #include "spipe/store/store.h"
 
 namespace spipe::exec {
 
-// Called on a stream's thread at the end of every task. Times are nanoseconds of the steady clock. Must be thread safe and quick.
-class TaskObserver {
- public:
-  virtual ~TaskObserver() = default;
-  virtual void on_task(const plan::Task& task, std::int64_t begin_ns, std::int64_t end_ns) = 0;
-};
-
 // Busy seconds and bytes by stream since the last reset; the link rates and the attribution of a step come from here.
-class StreamTimes : public TaskObserver {
+class StreamTimes : public plan::TaskObserver {
  public:
   void on_task(const plan::Task& task, std::int64_t begin_ns, std::int64_t end_ns) override;
   [[nodiscard]] double busy_seconds(plan::StreamKind stream) const;
@@ -45,30 +39,31 @@ struct Machine {
   device::Arena* arena = nullptr;
   const model::ModelShape* shape = nullptr;
   store::Store* store = nullptr;
+  std::span<std::byte> parking;  // shared by the plans of a run, which never overlap in time
   model::Constants constants;
   optim::NormTable* norms = nullptr;
   optim::AdamW hyper;
   double grad_clip = 0;
   std::uint64_t seed = 0;
-  std::vector<TaskObserver*> observers;
+  std::vector<plan::TaskObserver*> observers;
 };
 
 struct StepRequest {
-  std::uint64_t step = 0;               // 0-based global step: dropout keys
-  std::uint64_t targets = 0;            // unmasked targets of the step: loss is divided by it
-  std::uint64_t version = 0;            // committed updates every unit must have seen
+  std::uint64_t step = 0;     // 0-based global step: dropout keys
+  std::uint64_t targets = 0;  // unmasked targets of the step: loss is divided by it
+  std::uint64_t version = 0;  // committed updates every unit must have seen
   double lr = 0;
-  std::function<void(int)> save_unit;   // for plans with save tasks: called on the io stream for every store unit
-  bool diagnose = false;                // find the first non-finite value; no update is made
+  std::function<void(int)> save_unit;  // for plans with save tasks: called on the io stream for every store unit
+  bool diagnose = false;               // find the first non-finite value; no update is made
 };
 
 struct StepResult {
-  double loss_sum = 0;                  // over unmasked targets, in double, micro-batches and positions ascending
+  double loss_sum = 0;  // over unmasked targets, in double, micro-batches and positions ascending
   optim::GradientNorm norm;
   double clip = 1;
-  bool updated = false;                 // false: skipped (non-finite gradient, or no targets), nothing changed
+  bool updated = false;  // false: skipped (non-finite gradient, or no targets), nothing changed
   bool nonfinite_master = false;
-  std::string first_nonfinite;          // diagnose: "backward of layer 2, micro-batch 1"; empty when all is finite
+  std::string first_nonfinite;  // diagnose: "backward of layer 2, micro-batch 1"; empty when all is finite
 };
 
 // One plan bound to memory. Runs steps one after another; a step ends when every task has ended.
@@ -91,7 +86,7 @@ class Executor {
   std::unique_ptr<Impl> impl_;
 };
 
-// Host bytes an executor of this plan holds beside the store and the arena: parking, staging, counters.
+// Host bytes an executor of this plan holds beside the store, the arena and the parking area: staging, counters, bound tasks.
 [[nodiscard]] std::uint64_t executor_host_bytes(const plan::Plan& plan, const model::ModelShape& shape);
 
 }  // namespace spipe::exec

@@ -1,0 +1,106 @@
+// spipe: the tools around a run. Subcommands: plan, tokenize.
+#include <fmt/core.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+
+#include "spipe/base/error.h"
+#include "spipe/base/log.h"
+#include "spipe/base/units.h"
+#include "spipe/base/version.h"
+#include "spipe/data/data.h"
+#include "spipe/exec/run_setup.h"
+#include "spipe/plan/plan.h"
+#include "startup_tables.h"
+
+namespace spipe::tools {
+namespace {
+
+struct PlanFlags {
+  std::string file, which = "train";
+  std::vector<std::string> overrides;
+  bool dump = false;
+};
+
+void run_plan(const PlanFlags& flags) {
+  const config::Config config = config::load_config(flags.file, flags.overrides);
+  const auto device = device::make_cpu_device({});
+  const exec::RunSetup setup = exec::prepare_run(config, device->info(), {});
+  const plan::Plan* plan = &setup.fit.train;
+  if (flags.which == "save") plan = &setup.train_and_save;
+  if (flags.which == "evaluate") {
+    if (!setup.fit.evaluate) throw Error("the config has no data.eval, so there is no evaluation plan", flags.file);
+    plan = &*setup.fit.evaluate;
+  }
+  if (flags.dump) {
+    fmt::print("{}", plan::dump(*plan));
+    return;
+  }
+  fmt::print("{}\n{}\n{}plan {:016x}, {} tasks, {} waits, {} buffers; verified\n", model_table(setup), memory_table(setup),
+             plan_text(setup), plan::plan_hash(*plan), plan->tasks.size(), plan->waits.size(), plan->buffers.size());
+}
+
+void run_tokenize(const data::TokenizeOptions& options) {
+  const auto tokenizer = data::byte_tokenizer();
+  const data::TokenizeSummary s = data::tokenize(*tokenizer, options);
+  fmt::print("{}: {} documents, {} tokens ({} tokenizer, vocabulary {})\n", options.output.string(),
+             s.documents - s.held_out_documents, s.tokens - s.held_out_tokens, tokenizer->name(), tokenizer->vocab_size());
+  if (s.held_out_documents > 0) {
+    fmt::print("{}: {} documents, {} tokens held out\n", options.hold_out_output.string(), s.held_out_documents,
+               s.held_out_tokens);
+  }
+  fmt::print("read {}; {} empty documents skipped, {} broken characters replaced by U+FFFD\n", format_bytes(s.bytes),
+             s.empty_documents, s.replaced_surrogates);
+}
+
+int run(int argc, char** argv) {
+  CLI::App app{"spipe: plans, token files and other things around spipe-train."};
+  app.footer(
+      "Examples:\n"
+      "  spipe plan run.yaml                      memory and plan of a run, verified, without running it\n"
+      "  spipe plan run.yaml --dump               every task with its waits, buffers and offsets\n"
+      "  spipe tokenize --input a.jsonl b.txt --output train.bin --held-out heldout.bin --hold-out-fraction 0.05");
+  app.require_subcommand(1);
+  app.set_version_flag("--version", fmt::format("spipe {} ({}), {}", version(), git_commit(), build_text()));
+
+  PlanFlags plan;
+  CLI::App* plan_command = app.add_subcommand("plan", "show, dump and verify the plan of a config");
+  plan_command->add_option("config", plan.file, "the YAML file that describes the run")->required();
+  plan_command->add_option("--set", plan.overrides, "override one key: a.b=value (repeatable)")->allow_extra_args(false);
+  plan_command->add_option("--which", plan.which, "train, save (a training step that also saves) or evaluate")
+      ->check(CLI::IsMember({"train", "save", "evaluate"}));
+  plan_command->add_flag("--dump", plan.dump, "print every task");
+
+  data::TokenizeOptions tokenize;
+  CLI::App* tokenize_command = app.add_subcommand("tokenize", "turn text or JSONL into a token file (byte tokenizer)");
+  tokenize_command->add_option("--input", tokenize.inputs, "text files, or .jsonl with one {\"text\": ...} a line")->required();
+  tokenize_command->add_option("--output", tokenize.output, "the token file to write")->required();
+  tokenize_command->add_option("--held-out", tokenize.hold_out_output, "token file for the held-out documents");
+  tokenize_command
+      ->add_option("--hold-out-fraction", tokenize.hold_out, "fraction of the documents, the last ones, to hold out")
+      ->check(CLI::Range(0.0, 0.9));
+  tokenize_command->add_option("--separator", tokenize.document_separator, "plain text: a line that ends a document");
+  tokenize_command->add_option("--field", tokenize.field, "JSONL: the key that holds the text");
+  bool no_end = false;
+  tokenize_command->add_flag("--no-end-of-document", no_end, "do not append the end-of-document id to each document");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : static_cast<int>(ExitCode::kUser);
+  }
+  init_logging(LogLevel::info);
+  if (plan_command->parsed()) run_plan(plan);
+  if (tokenize_command->parsed()) {
+    tokenize.end_of_document = !no_end;
+    if ((tokenize.hold_out > 0) != !tokenize.hold_out_output.empty()) {
+      throw Error("--held-out and --hold-out-fraction go together", "spipe tokenize");
+    }
+    run_tokenize(tokenize);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace spipe::tools
+
+int main(int argc, char** argv) { return spipe::tools::guarded(spipe::tools::run, argc, argv); }

@@ -1,0 +1,177 @@
+// spipe-train: the job. Trains what a YAML config describes.
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <memory>
+
+#include "spipe/base/error.h"
+#include "spipe/base/log.h"
+#include "spipe/base/units.h"
+#include "spipe/base/version.h"
+#include "spipe/exec/trainer.h"
+#include "spipe/report/report.h"
+#include "spipe/report/trace.h"
+#include "startup_tables.h"
+
+namespace spipe::tools {
+namespace {
+
+// Turns the step loop's records into the progress line and metrics.jsonl.
+class Console : public exec::RunListener {
+ public:
+  void on_setup(const exec::RunSetup& setup, const device::DeviceInfo& info, const device::DeviceRates& rates,
+                std::uint64_t resume_step) override {
+    fmt::print("{}{}\n{}\n{}", device_text(info, rates), model_table(setup), memory_table(setup), plan_text(setup));
+    if (resume_step > 0) fmt::print("resuming after step {}\n", resume_step);
+    std::fflush(stdout);
+    const config::Config& c = setup.config;
+    log_every_ = std::max<std::int64_t>(1, c.log.every);
+    total_ = static_cast<std::uint64_t>(c.train.steps);
+    flops_per_token_ = model::model_flops_per_token(setup.shape);
+    peak_flops_ = rates.matmul_flops;
+    if (c.log.jsonl) metrics_ = std::make_unique<report::MetricsWriter>(c.checkpoint.dir / "metrics.jsonl", resume_step);
+    progress_ = std::make_unique<report::Progress>(total_, log_every_, isatty(STDOUT_FILENO) != 0);
+  }
+
+  void on_step(const exec::StepRecord& record) override {
+    window_seconds_ += record.seconds;
+    window_tokens_ += record.step_tokens;
+    window_h2d_ += record.h2d_bytes;
+    window_d2h_ += record.d2h_bytes;
+    ++window_steps_;
+    report::StepMetrics m;
+    m.step = record.step;
+    m.tokens = record.tokens;
+    m.loss = record.loss;
+    m.grad_norm = record.grad_norm;
+    m.lr = record.lr;
+    m.clip = record.clip;
+    m.skipped_steps = record.skipped_steps;
+    m.tokens_per_s = static_cast<double>(window_tokens_) / window_seconds_;
+    m.step_seconds = window_seconds_ / static_cast<double>(window_steps_);
+    m.h2d_bytes_per_s = static_cast<double>(window_h2d_) / window_seconds_;
+    m.d2h_bytes_per_s = static_cast<double>(window_d2h_) / window_seconds_;
+    if (peak_flops_ > 0) m.peak_fraction = m.tokens_per_s * flops_per_token_ / peak_flops_;
+    progress_->step(m);
+    const bool last = record.step == total_;
+    if (record.step % static_cast<std::uint64_t>(log_every_) == 0 || last || record.skipped) {
+      if (metrics_) metrics_->write(m);
+      window_seconds_ = 0;
+      window_tokens_ = window_h2d_ = window_d2h_ = window_steps_ = 0;
+    }
+    last_ = m;
+  }
+
+  void on_evaluation(std::uint64_t step, double loss, std::uint64_t targets) override {
+    progress_->evaluation(step, loss, targets);
+    if (!metrics_) return;
+    report::StepMetrics m = last_;
+    m.step = step;
+    m.eval_loss = loss;
+    metrics_->write(m);
+  }
+
+  void on_checkpoint(std::uint64_t step, const std::filesystem::path& path, double seconds) override {
+    log_info(fmt::format("checkpoint of step {} in {} ({})", step, path.string(), format_duration(seconds)));
+  }
+
+  void finish() {
+    if (progress_) progress_->finish();
+  }
+
+ private:
+  std::unique_ptr<report::MetricsWriter> metrics_;
+  std::unique_ptr<report::Progress> progress_;
+  report::StepMetrics last_;
+  std::int64_t log_every_ = 1;
+  std::uint64_t total_ = 0, window_tokens_ = 0, window_steps_ = 0, window_h2d_ = 0, window_d2h_ = 0;
+  double window_seconds_ = 0, flops_per_token_ = 0, peak_flops_ = 0;
+};
+
+void print_end(const config::Config& config, const exec::RunSummary& summary, const std::string& file) {
+  const std::string dir = config.checkpoint.dir.string();
+  if (summary.already_finished) {
+    fmt::print("already finished: step {} of {}; nothing to do\n", summary.steps_done, config.train.steps);
+  } else {
+    fmt::print("{} step {} of {}, {} tokens, loss {:.4f}{}, {}\n", summary.code == ExitCode::kOk ? "done:" : "stopped after",
+               summary.steps_done, config.train.steps, format_count(static_cast<double>(summary.tokens)), summary.last_loss,
+               summary.eval_loss ? fmt::format(", held-out loss {:.4f}", *summary.eval_loss) : "",
+               format_duration(summary.seconds));
+  }
+  fmt::print("  checkpoint  {}\n", summary.checkpoint.string());
+  if (config.log.jsonl) fmt::print("  metrics     {}/metrics.jsonl\n", dir);
+  if (summary.code != ExitCode::kOk) fmt::print("  go on       spipe-train {} --resume\n", file);
+  if (summary.code == ExitCode::kOk) {
+    fmt::print("  go on       spipe-train {} --resume --set train.steps={} --allow-change train.steps\n", file,
+               2 * config.train.steps);
+  }
+}
+
+// CLI11 takes arguments last first. "--resume auto" becomes one flag, so that "--resume run.yaml" means what it says.
+std::vector<std::string> joined_arguments(int argc, char** argv) {
+  std::vector<std::string> arguments;
+  for (int i = argc - 1; i > 0; --i) {
+    const std::string word = argv[i];
+    if (word == "--resume" && !arguments.empty() && arguments.back() == "auto") {
+      arguments.back() = "--resume-auto";
+    } else {
+      arguments.push_back(word);
+    }
+  }
+  return arguments;
+}
+
+int run(int argc, char** argv) {
+  CLI::App app{"spipe-train: trains a language model whose state lives in host memory and streams through the device."};
+  app.footer(
+      "Examples:\n"
+      "  spipe-train configs/quickstart.yaml\n"
+      "  spipe-train run.yaml --set optimizer.lr=1e-4 --set train.steps=500\n"
+      "  spipe-train run.yaml --resume            continue from the newest complete checkpoint\n"
+      "  spipe-train run.yaml --dry-run           print the resolved config, memory and plan; train nothing\n"
+      "Signals: SIGINT/SIGTERM/SIGUSR2 save and stop (exit code 75), a second SIGINT stops at once; SIGUSR1 saves and goes "
+      "on.\n"
+      "Every config key is described in docs/config.md.");
+  std::string file;
+  std::vector<std::string> overrides;
+  exec::RunOptions options;
+  bool dry_run = false, verbose = false;
+  app.add_option("config", file, "the YAML file that describes the run")->required();
+  app.add_option("--set", overrides, "override one key: a.b=value (repeatable)")->allow_extra_args(false);
+  app.add_flag("--resume", options.resume, "continue from the newest complete checkpoint; '--resume auto': continue or start");
+  app.add_flag("--resume-auto", options.resume_auto)->group("");
+  app.add_option("--allow-change", options.allow_changes, "permit this difference from the checkpoint on resume (repeatable)")
+      ->allow_extra_args(false);
+  app.add_flag("--dry-run", dry_run, "print the resolved config with origins, the memory table and the plan, then stop");
+  app.add_flag("-v,--verbose", verbose, "log debug messages");
+  app.set_version_flag("--version", fmt::format("spipe-train {} ({}), {}", version(), git_commit(), build_text()));
+  try {
+    app.parse(joined_arguments(argc, argv));
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : static_cast<int>(ExitCode::kUser);
+  }
+
+  init_logging(verbose ? LogLevel::debug : LogLevel::info);
+  const config::Config config = config::load_config(file, overrides);
+  if (dry_run) {
+    const auto device = device::make_cpu_device({});
+    const exec::RunSetup setup = exec::prepare_run(config, device->info(), {});
+    fmt::print("{}\n{}\n{}\n{}", config::resolved_text(config), model_table(setup), memory_table(setup), plan_text(setup));
+    return 0;
+  }
+  report::TraceWriter trace;
+  if (config.log.trace) options.observers.push_back(&trace);
+  Console console;
+  const exec::RunSummary summary = exec::train(config, options, console);
+  console.finish();
+  if (config.log.trace) trace.write(config.checkpoint.dir / "trace.json");
+  print_end(config, summary, file);
+  return static_cast<int>(summary.code);
+}
+
+}  // namespace
+}  // namespace spipe::tools
+
+int main(int argc, char** argv) { return spipe::tools::guarded(spipe::tools::run, argc, argv); }

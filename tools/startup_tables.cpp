@@ -1,0 +1,93 @@
+#include "startup_tables.h"
+
+#include <fmt/core.h>
+
+#include <cstdio>
+
+#include "spipe/base/error.h"
+#include "spipe/base/units.h"
+#include "spipe/report/report.h"
+
+namespace spipe::tools {
+
+std::string model_table(const exec::RunSetup& setup) {
+  const model::Architecture& a = setup.architecture;
+  std::uint64_t decayed = 0, plain = 0, tensors = 0;
+  for (const model::StoreUnit& unit : setup.shape.store_units) {
+    for (const model::Parameter& p : unit.parameters) {
+      (p.decay ? decayed : plain) += p.elements();
+      ++tensors;
+    }
+  }
+  const config::Config& c = setup.config;
+  const std::int64_t step_tokens = c.batch.global * c.data.seq_len;
+  std::vector<std::vector<std::string>> rows = {{"model", model::family_name(a.family)}};
+  const auto row = [&rows](std::string key, std::string value) { rows.push_back({std::move(key), std::move(value)}); };
+  row("parameters", fmt::format("{} in {} tensors ({} with weight decay, {} without)", format_count(double(decayed + plain)),
+                                tensors, format_count(double(decayed)), format_count(double(plain))));
+  row("shape", fmt::format("{} layers, hidden {}, {} heads ({} KV) of {}, ffn {}, vocabulary {}{}", a.layers, a.hidden_size,
+                           a.heads, a.kv_heads, a.head_dim, a.ffn_size, a.vocab_size, a.tied_embeddings ? ", tied" : ""));
+  row("step", fmt::format("{} sequences of {} = {} tokens, as {} micro-batches of {}", c.batch.global, c.data.seq_len,
+                          step_tokens, setup.micro_batches, c.batch.micro));
+  row("precision",
+      fmt::format("compute {}, master fp32, moments {}, gradients {} (numerics {})", dtype_name(setup.shape.compute),
+                  dtype_name(setup.format.moment), dtype_name(setup.format.grad), setup.numerics.hash()));
+  return report::table(rows);
+}
+
+std::string memory_table(const exec::RunSetup& setup) {
+  const plan::Plan& plan = setup.fit.train;
+  std::vector<std::vector<std::string>> rows = {{"memory", "at the peak", "own peak"}};
+  for (const plan::MemoryUse& use : plan::memory_by_kind(plan)) {
+    rows.push_back({plan::buffer_kind_name(use.kind), format_bytes(use.at_peak), format_bytes(use.own_peak)});
+  }
+  if (plan.in_place_bytes > 0) rows.push_back({"store, used in place", format_bytes(plan.in_place_bytes), ""});
+  const auto& budget = setup.config.device.memory;
+  rows.push_back({"device", format_bytes(plan.device_bytes()), budget ? "budget " + format_bytes(*budget) : "no budget"});
+  rows.push_back({"", "", ""});
+  const double per = static_cast<double>(setup.host.store) / static_cast<double>(setup.shape.parameters());
+  rows.push_back({"store (state)", format_bytes(setup.host.store), fmt::format("{:.1f} B/parameter", per)});
+  rows.push_back({"device arena", format_bytes(setup.host.arena), "on the host (CPU device)"});
+  rows.push_back({"parking", format_bytes(setup.host.parking), ""});
+  rows.push_back({"staging", format_bytes(setup.host.staging), ""});
+  rows.push_back({"host", format_bytes(setup.host.total),
+                  fmt::format("limit {} ({})", format_bytes(setup.host_limit), setup.host_limit_source)});
+  return report::table(rows);
+}
+
+std::string plan_text(const exec::RunSetup& setup) {
+  std::string text = plan::summary(setup.fit.train);
+  if (!text.ends_with('\n')) text += '\n';
+  if (!setup.fit.reason.empty()) text += setup.fit.reason + "\n";
+  return text;
+}
+
+std::string device_text(const device::DeviceInfo& info, const device::DeviceRates& rates) {
+  return fmt::format(
+      "device {} ({}, {} threads): {:.1f} GFLOP/s matmul, {:.1f} GB/s copies, {:.2f} G parameters/s AdamW measured\n",
+      info.name, info.arithmetic, info.threads, rates.matmul_flops * 1e-9, rates.h2d_bytes * 1e-9,
+      rates.adam_parameters * 1e-9);
+}
+
+int guarded(int (*body)(int, char**), int argc, char** argv) {
+  try {
+    return body(argc, argv);
+  } catch (const Error& error) {
+    std::fflush(stdout);
+    fmt::print(stderr, "error: {}\n", error.what());
+    return static_cast<int>(error.code());
+  } catch (const InternalError& error) {
+    std::fflush(stdout);
+    fmt::print(stderr, "internal error: {}\n", error.what());
+    return static_cast<int>(ExitCode::kInternal);
+  } catch (const std::bad_alloc&) {
+    fmt::print(stderr, "error: out of host memory; use a smaller model or batch, or set device.memory\n");
+    return static_cast<int>(ExitCode::kUser);
+  } catch (const std::exception& error) {
+    std::fflush(stdout);
+    fmt::print(stderr, "internal error: {}\n", error.what());
+    return static_cast<int>(ExitCode::kInternal);
+  }
+}
+
+}  // namespace spipe::tools

@@ -1,0 +1,19 @@
+// The tables a run begins with, shared by spipe-train, --dry-run and `spipe plan`.
+#pragma once
+
+#include <string>
+
+#include "spipe/device/device.h"
+#include "spipe/exec/run_setup.h"
+
+namespace spipe::tools {
+
+[[nodiscard]] std::string model_table(const exec::RunSetup& setup);
+[[nodiscard]] std::string memory_table(const exec::RunSetup& setup);
+[[nodiscard]] std::string plan_text(const exec::RunSetup& setup);
+[[nodiscard]] std::string device_text(const device::DeviceInfo& info, const device::DeviceRates& rates);
+
+// Runs `body`; prints an Error or InternalError as one line on stderr and returns the exit code.
+int guarded(int (*body)(int, char**), int argc, char** argv);
+
+}  // namespace spipe::tools
