@@ -1,0 +1,72 @@
+// The plan as text: one line a task, stable from run to run, made for diff.
+#include <fmt/format.h>
+
+#include <iterator>
+
+#include "spipe/plan/plan.h"
+
+namespace spipe::plan {
+
+namespace {
+
+std::string joined(const std::vector<int>& values) {
+  std::string text;
+  for (const int value : values) text += (text.empty() ? "" : ",") + std::to_string(value);
+  return text.empty() ? "-" : text;
+}
+
+void append_buffer(std::string& out, const Plan& plan, const Use& use) {
+  static constexpr const char* kAccess[] = {"r", "w", "u"};
+  const Buffer& buffer = plan.buffers[use.buffer];
+  auto sink = std::back_inserter(out);
+  fmt::format_to(sink, " {}:{}", kAccess[static_cast<int>(use.access)], buffer_kind_name(buffer.kind));
+  if (buffer.unit >= 0) fmt::format_to(sink, ".{}", buffer.unit);
+  if (buffer.source >= 0) fmt::format_to(sink, "<{}", buffer.source);
+  if (buffer.micro_batch >= 0) fmt::format_to(sink, "/{}", buffer.micro_batch);
+  if (buffer.place == Place::store && buffer.kind == BufferKind::gradient) out += "@store";
+  if (buffer.place == Place::device || buffer.kind == BufferKind::parked) {
+    fmt::format_to(sink, "@{}+{}", buffer.offset, buffer.bytes);
+  }
+}
+
+void append_task(std::string& out, const Plan& plan, const Task& task) {
+  auto sink = std::back_inserter(out);
+  fmt::format_to(sink, "{:>6} ", task.id);
+  if (plan.ranks > 1) fmt::format_to(sink, "rank {} ", task.rank);
+  fmt::format_to(sink, "{:<7} {:<8}", stream_name(task.stream), task_kind_name(task.kind));
+  if (task.unit >= 0) fmt::format_to(sink, " unit {}", task.unit);
+  if (task.micro_batch >= 0) fmt::format_to(sink, " mb {}", task.micro_batch);
+  fmt::format_to(sink, " stage {}", task.stage);
+  if ((task.flags & kAccumulate) != 0) out += " accumulate";
+  if ((task.flags & kEvaluate) != 0) out += " evaluate";
+  if ((task.flags & kRecompute) != 0) out += " recompute";
+  if ((task.flags & kLastOfStage) != 0) out += " last";
+  if (task.bytes > 0) fmt::format_to(sink, " bytes {}", task.bytes);
+  if (task.flops > 0) fmt::format_to(sink, " flops {:.6g}", task.flops);
+  out += " | waits";
+  for (std::uint32_t i = 0; i < task.wait_count; ++i) {
+    const Wait& wait = plan.waits[task.first_wait + i];
+    fmt::format_to(sink, " {}{}", wait.task, wait.previous_step ? "'" : "");
+  }
+  out += " | uses";
+  for (std::uint32_t i = 0; i < task.use_count; ++i) append_buffer(out, plan, plan.uses[task.first_use + i]);
+  out += '\n';
+}
+
+}  // namespace
+
+std::string dump(const Plan& plan) {
+  const ScheduleOptions& options = plan.options;
+  std::string out = fmt::format(
+      "# plan {} {} ranks {} micro_batches {} sum_groups {} forward_cuts {} backward_cuts {} recompute {} park {} prefetch {} "
+      "evaluate {} save {}\n",
+      options.schedule, options.residency == Residency::in_place ? "in_place" : "streamed", plan.ranks, options.micro_batches,
+      options.sum_groups, joined(options.forward_cuts), joined(options.backward_cuts), options.recompute, options.park,
+      options.prefetch, options.evaluate, options.save);
+  out += fmt::format("# tasks {} buffers {} arena {} in_place {} parking {}; a wait with ' is for the step before\n",
+                     plan.tasks.size(), plan.buffers.size(), plan.arena_bytes, plan.in_place_bytes, plan.parking_bytes);
+  for (const Task& task : plan.tasks) append_task(out, plan, task);
+  return out;
+}
+
+}  // namespace spipe::plan

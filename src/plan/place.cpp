@@ -1,0 +1,284 @@
+// Static offsets from lifetimes, and the waits that reuse of bytes needs.
+//
+// A buffer lives from its first to its last access in program order. Two placements are tried, the smaller one is taken:
+// best fit in order of birth (any size of plan), and largest first at the lowest free offset (small plans only: quadratic).
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+
+#include "spipe/base/checked.h"
+#include "spipe/plan/builder.h"
+#include "waits.h"
+
+namespace spipe::plan {
+
+namespace {
+
+constexpr std::uint32_t kNever = UINT32_MAX;
+constexpr std::size_t kLargestFirstLimit = 2500;
+
+struct Life {
+  std::uint32_t buffer = 0, first = kNever, last = 0;  // inclusive
+  std::uint64_t bytes = 0, offset = 0;
+};
+
+// Bytes alive at once at the worst moment: no placement can be smaller.
+std::uint64_t live_bound(const std::vector<Life>& lives) {
+  std::vector<std::pair<std::uint32_t, std::int64_t>> events;
+  events.reserve(lives.size() * 2);
+  for (const Life& life : lives) {
+    events.emplace_back(life.first, static_cast<std::int64_t>(life.bytes));
+    events.emplace_back(life.last + 1, -static_cast<std::int64_t>(life.bytes));
+  }
+  std::sort(events.begin(), events.end());  // at one moment ends come first (negative)
+  std::int64_t now = 0, peak = 0;
+  for (const auto& [time, change] : events) {
+    now += change;
+    peak = std::max(peak, now);
+  }
+  return static_cast<std::uint64_t>(peak);
+}
+
+// Free bytes below a growing top, with the smallest sufficient hole found in logarithmic time.
+class Holes {
+ public:
+  std::uint64_t take(std::uint64_t bytes) {
+    const auto best = by_size_.lower_bound({bytes, 0});
+    if (best != by_size_.end()) {
+      const auto [size, offset] = *best;
+      remove(offset, size);
+      if (size > bytes) insert(offset + bytes, size - bytes);
+      return offset;
+    }
+    std::uint64_t offset = top_;
+    if (!by_offset_.empty()) {
+      const auto [last_offset, last_size] = *by_offset_.rbegin();
+      if (last_offset + last_size == top_) {
+        offset = last_offset;
+        remove(last_offset, last_size);
+      }
+    }
+    top_ = offset + bytes;
+    return offset;
+  }
+  void give(std::uint64_t offset, std::uint64_t bytes) {
+    auto next = by_offset_.lower_bound(offset);
+    if (next != by_offset_.end() && next->first == offset + bytes) {
+      const auto [next_offset, next_size] = *next;
+      bytes += next_size;
+      remove(next_offset, next_size);
+    }
+    const auto after = by_offset_.lower_bound(offset);
+    if (after != by_offset_.begin()) {
+      const auto [before_offset, before_size] = *std::prev(after);
+      if (before_offset + before_size == offset) {
+        remove(before_offset, before_size);
+        offset = before_offset;
+        bytes += before_size;
+      }
+    }
+    insert(offset, bytes);
+  }
+  [[nodiscard]] std::uint64_t top() const { return top_; }
+
+ private:
+  void insert(std::uint64_t offset, std::uint64_t size) {
+    by_offset_.emplace(offset, size);
+    by_size_.emplace(size, offset);
+  }
+  void remove(std::uint64_t offset, std::uint64_t size) {
+    by_offset_.erase(offset);
+    by_size_.erase({size, offset});
+  }
+  std::map<std::uint64_t, std::uint64_t> by_offset_;
+  std::set<std::pair<std::uint64_t, std::uint64_t>> by_size_;
+  std::uint64_t top_ = 0;
+};
+
+// `lives` in order of birth.
+std::uint64_t place_in_order_of_birth(std::vector<Life>& lives) {
+  std::vector<std::uint32_t> by_end(lives.size());
+  for (std::uint32_t i = 0; i < lives.size(); ++i) by_end[i] = i;
+  std::sort(by_end.begin(), by_end.end(),
+            [&](std::uint32_t a, std::uint32_t b) { return std::tuple(lives[a].last, a) < std::tuple(lives[b].last, b); });
+  Holes holes;
+  std::size_t ended = 0;
+  for (Life& life : lives) {
+    // All that ended before this birth were born before it, so they are placed.
+    for (; ended < by_end.size() && lives[by_end[ended]].last < life.first; ++ended) {
+      holes.give(lives[by_end[ended]].offset, lives[by_end[ended]].bytes);
+    }
+    life.offset = holes.take(life.bytes);
+  }
+  return holes.top();
+}
+
+std::uint64_t place_largest_first(std::vector<Life>& lives) {
+  std::vector<std::uint32_t> order(lives.size());
+  for (std::uint32_t i = 0; i < lives.size(); ++i) order[i] = i;
+  std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
+    return std::tuple(lives[b].bytes, lives[b].last - lives[b].first, a) <
+           std::tuple(lives[a].bytes, lives[a].last - lives[a].first, b);
+  });
+  std::vector<std::uint32_t> placed;  // by offset
+  std::uint64_t top = 0;
+  for (const std::uint32_t index : order) {
+    Life& life = lives[index];
+    std::uint64_t free_from = 0;
+    for (const std::uint32_t other_index : placed) {
+      const Life& other = lives[other_index];
+      if (other.last < life.first || life.last < other.first) continue;
+      if (other.offset >= free_from && other.offset - free_from >= life.bytes) break;
+      free_from = std::max(free_from, other.offset + other.bytes);
+    }
+    life.offset = free_from;
+    top = std::max(top, free_from + life.bytes);
+    const auto at = std::upper_bound(placed.begin(), placed.end(), life.offset,
+                                     [&](std::uint64_t offset, std::uint32_t other) { return offset < lives[other].offset; });
+    placed.insert(at, index);
+  }
+  return top;
+}
+
+std::uint64_t place_lives(std::vector<Life>& lives) {
+  const std::uint64_t bound = live_bound(lives);
+  std::uint64_t top = place_in_order_of_birth(lives);
+  if (top > bound && lives.size() <= kLargestFirstLimit) {
+    std::vector<Life> other = lives;
+    const std::uint64_t other_top = place_largest_first(other);
+    if (other_top < top) {
+      top = other_top;
+      lives = std::move(other);
+    }
+  }
+  return top;
+}
+
+// Who used each byte last, as the lives of two steps pass.
+class LastOwners {
+ public:
+  // Buffers that owned bytes of [offset, offset + bytes) before; now `owner` does. Owners are numbered buffer + step * buffers.
+  void take(std::uint64_t offset, std::uint64_t bytes, std::uint64_t owner, std::vector<std::uint64_t>& before) {
+    before.clear();
+    const std::uint64_t end = offset + bytes;
+    auto at = segments_.upper_bound(offset);
+    if (at != segments_.begin()) --at;
+    while (at != segments_.end() && at->first < end) {
+      const auto [start, segment] = *at;
+      if (segment.end <= offset) {
+        ++at;
+        continue;
+      }
+      before.push_back(segment.owner);
+      at = segments_.erase(at);
+      if (start < offset) segments_[start] = {offset, segment.owner};
+      if (segment.end > end) at = segments_.insert({end, {segment.end, segment.owner}}).first;
+    }
+    segments_[offset] = {end, owner};
+    std::sort(before.begin(), before.end());
+    before.erase(std::unique(before.begin(), before.end()), before.end());
+  }
+
+ private:
+  struct Segment {
+    std::uint64_t end = 0, owner = 0;
+  };
+  std::map<std::uint64_t, Segment> segments_;
+};
+
+// The first access of a buffer waits for all accesses of those whose bytes it takes.
+void collect_reuse(const std::vector<Life>& lives, const std::vector<Accesses>& accesses, std::vector<Edge>& edges) {
+  const std::uint64_t buffers = accesses.size();
+  LastOwners owners;
+  std::vector<std::uint64_t> before;
+  for (std::uint64_t step = 0; step < 2; ++step) {
+    for (const Life& life : lives) {
+      owners.take(life.offset, life.bytes, life.buffer + step * buffers, before);
+      if (step == 0) continue;
+      for (const std::uint64_t owner : before) {
+        const bool previous = owner < buffers;
+        for (const std::uint32_t task : accesses[owner % buffers].tasks) edges.push_back({task, life.first, previous});
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void place(Plan& plan, const Lanes& lanes, std::vector<Edge>& edges) {
+  std::vector<Life> all(plan.buffers.size());
+  std::vector<Accesses> accesses(plan.buffers.size());
+  for (const Task& task : plan.tasks) {
+    for (std::uint32_t i = 0; i < task.use_count; ++i) {
+      const std::uint32_t b = plan.uses[task.first_use + i].buffer;
+      if (plan.buffers[b].place != Place::device && plan.buffers[b].kind != BufferKind::parked) continue;
+      all[b].first = std::min(all[b].first, task.id);
+      all[b].last = task.id;
+      accesses[b].add(plan, lanes, task.id);
+    }
+  }
+  plan.arena_bytes = 0;
+  plan.parking_bytes = 0;
+  for (int rank = 0; rank < plan.ranks; ++rank) {
+    for (const bool on_device : {true, false}) {
+      // Constants are written once, before the first step: they stay, at the lowest offsets of every plan.
+      std::uint64_t constants = 0;
+      std::vector<Life> lives;
+      for (std::uint32_t b = 0; b < plan.buffers.size(); ++b) {
+        Buffer& buffer = plan.buffers[b];
+        if (buffer.rank != rank || (on_device ? buffer.place != Place::device : buffer.kind != BufferKind::parked)) continue;
+        buffer.offset = 0;
+        if (buffer.kind == BufferKind::constants) {
+          buffer.offset = constants;
+          constants += buffer.bytes;
+        } else if (all[b].first != kNever) {
+          lives.push_back({b, all[b].first, all[b].last, buffer.bytes, 0});
+        }
+      }
+      std::sort(lives.begin(), lives.end(), [](const Life& a, const Life& b) {
+        return std::tuple(a.first, b.bytes, a.buffer) < std::tuple(b.first, a.bytes, b.buffer);
+      });
+      const std::uint64_t top = constants + place_lives(lives);
+      for (Life& life : lives) {
+        life.offset += constants;
+        plan.buffers[life.buffer].offset = life.offset;
+      }
+      std::uint64_t& bytes = on_device ? plan.arena_bytes : plan.parking_bytes;
+      bytes = std::max(bytes, top);
+      collect_reuse(lives, accesses, edges);
+    }
+  }
+}
+
+void place_buffers(Plan& plan) {
+  const Lanes lanes(plan);
+  std::vector<Edge> edges = edges_of(plan);
+  place(plan, lanes, edges);
+  set_waits(plan, lanes, edges);
+}
+
+void complete(Plan& plan, const model::ModelShape& shape, std::uint64_t bytes_per_gradient) {
+  const Lanes lanes(plan);
+  std::vector<Edge> edges;
+  collect_dependences(plan, lanes, edges);
+  place(plan, lanes, edges);
+  set_waits(plan, lanes, edges);
+
+  // What the device uses of the store in place counts against its budget as if it were there.
+  std::set<std::tuple<std::uint16_t, BufferKind, std::int32_t>> seen;
+  std::vector<std::uint64_t> in_place(static_cast<std::size_t>(plan.ranks), 0);
+  for (const Task& task : plan.tasks) {
+    if (task.stream != StreamKind::compute) continue;
+    for (std::uint32_t i = 0; i < task.use_count; ++i) {
+      const Buffer& buffer = plan.buffers[plan.uses[task.first_use + i].buffer];
+      if (buffer.place != Place::store || !seen.insert({task.rank, buffer.kind, buffer.unit}).second) continue;
+      const std::uint64_t elements = shape.store_units[static_cast<std::size_t>(buffer.unit)].elements;
+      const std::uint64_t size = buffer.kind == BufferKind::store_compute ? dtype_size(shape.compute) : bytes_per_gradient;
+      in_place[task.rank] += checked_mul(elements, size);
+    }
+  }
+  plan.in_place_bytes = *std::max_element(in_place.begin(), in_place.end());
+}
+
+}  // namespace spipe::plan
