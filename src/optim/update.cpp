@@ -20,6 +20,7 @@ AdamWArgs make_args(const AdamW& hyper, const UpdateScalars& scalars) {
   args.inv_sqrt_bias2 = static_cast<float>(1 / std::sqrt(1 - std::pow(hyper.beta2, t)));
   args.eps = static_cast<float>(hyper.eps);
   args.step_size = static_cast<float>(scalars.lr / (1 - std::pow(hyper.beta1, t)));
+  SPIPE_CHECK(args.eps > 0, "eps is positive in fp32 (a zero moment divides by it)");
   return args;
 }
 
