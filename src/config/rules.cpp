@@ -1,0 +1,90 @@
+// The rules between keys; rules of one key are in the schema table.
+#include <algorithm>
+
+#include "schema.h"
+#include "spipe/base/error.h"
+
+namespace spipe::config {
+namespace {
+
+using Place = std::function<std::string(std::string_view)>;
+
+std::string named(std::string_view key, std::int64_t value) { return std::string(key) + " " + std::to_string(value); }
+
+void check_model(const Config& config, const Place& place) {
+  const ModelConfig& model = config.model;
+  if (!model.config.empty() && !model.hf.empty()) {
+    throw Error("model.config and model.hf are both given", place("model.hf"), "keep one of them");
+  }
+  if (model.config.empty() && model.hf.empty()) {
+    throw Error("'model.config' is missing", place("model.config"), "name a model file (or a folder with 'model.hf')");
+  }
+  if (model.init == Init::pretrained && model.hf.empty()) {
+    throw Error("model.init pretrained needs model.hf", place("model.init"), "model.config holds no parameters");
+  }
+}
+
+void check_batch(const BatchConfig& batch, const Place& place) {
+  const std::int64_t rest = batch.global % batch.micro;
+  if (rest != 0) {
+    const std::int64_t below = batch.global - rest;
+    const std::string above = std::to_string(below + batch.micro);
+    throw Error(named("batch.global", batch.global) + " is not a multiple of " + named("batch.micro", batch.micro),
+                place("batch.global"),
+                below == 0 ? "the nearest multiple is " + above
+                           : "the nearest multiples are " + std::to_string(below) + " and " + above);
+  }
+  const std::int64_t micro_batches = batch.global / batch.micro;
+  if (batch.sum_groups > micro_batches) {
+    throw Error(named("batch.sum_groups", batch.sum_groups) + " is more than the " + std::to_string(micro_batches) +
+                    " micro-batches of a step (" + named("batch.global", batch.global) + " / " +
+                    named("batch.micro", batch.micro) + ")",
+                place("batch.sum_groups"), "use at most " + std::to_string(micro_batches));
+  }
+}
+
+void check_schedule(const Config& config, const Place& place) {
+  const LrScheduleConfig& schedule = config.optimizer.schedule;
+  const std::int64_t steps = config.train.steps;
+  const bool wsd = schedule.type.starts_with("wsd");
+  if (schedule.warmup > steps) {
+    throw Error(named("optimizer.schedule.warmup", schedule.warmup) + " is more than " + named("train.steps", steps),
+                place("optimizer.schedule.warmup"), "use at most " + std::to_string(steps));
+  }
+  if (wsd && schedule.decay == 0) {
+    throw Error("optimizer.schedule.type " + schedule.type + " needs optimizer.schedule.decay",
+                place("optimizer.schedule.type"), "give the number of steps of the final decay, at least 1");
+  }
+  if (!wsd && schedule.decay > 0) {
+    throw Error("optimizer.schedule.decay is only for the wsd schedules, not for " + schedule.type,
+                place("optimizer.schedule.decay"), "remove it or use wsd_linear or wsd_sqrt");
+  }
+  if (schedule.decay > steps - schedule.warmup) {
+    throw Error(named("optimizer.schedule.warmup", schedule.warmup) + " and " +
+                    named("optimizer.schedule.decay", schedule.decay) + " do not fit into " + named("train.steps", steps),
+                place("optimizer.schedule.decay"), "use a decay of at most " + std::to_string(steps - schedule.warmup));
+  }
+}
+
+void check_evaluation(const Config& config, const Place& place) {
+  if (!config.data.eval.empty()) return;
+  for (const auto& [key, value] :
+       {std::pair{"train.eval_every", config.train.eval_every}, std::pair{"train.eval_batches", config.train.eval_batches}}) {
+    if (value > 0)
+      throw Error(std::string(key) + " is given but data.eval is not", place(key), "name held-out token files in data.eval");
+  }
+}
+
+}  // namespace
+
+void check_rules(const Config& config, const Place& place) {
+  check_model(config, place);
+  if (config.data.train.empty())
+    throw Error("'data.train' is missing", place("data.train"), "name the token files to train on");
+  if (config.train.steps == 0) throw Error("'train.steps' is missing", place("train.steps"), "say how many steps to train");
+  check_batch(config.batch, place);
+  check_schedule(config, place);
+  check_evaluation(config, place);
+}
+
+}  // namespace spipe::config

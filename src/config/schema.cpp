@@ -1,0 +1,436 @@
+#include "schema.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "spipe/base/error.h"
+
+namespace spipe::config {
+namespace {
+
+// A member of Config, readable from a const one and writable in another.
+#define SPIPE_FIELD(name) \
+  [](auto& config) -> auto& { return config.name; }
+
+constexpr double kIntMax = 2147483647;  // sizes whose products must stay in 63 bits
+
+Range at_least(double low) { return {.low = low, .high = {}}; }
+Range above(double low) { return {.low = low, .low_open = true, .high = {}}; }
+Range between(double low, double high) { return {.low = low, .high = high}; }
+Range from_to_below(double low, double high) { return {.low = low, .high = high, .high_open = true}; }
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : " | ") + word;
+  return text;
+}
+
+std::string path_text(const std::filesystem::path& path) { return path.empty() ? "" : yaml_scalar(path.string()); }
+
+Key key(std::string path, std::string type, std::string allowed, std::string help) {
+  Key made;
+  made.info = {.path = std::move(path),
+               .type = std::move(type),
+               .default_value = {},
+               .allowed = std::move(allowed),
+               .help = std::move(help)};
+  return made;
+}
+
+template <class Field>
+Key integer(std::string path, Field field, Range range, std::string help) {
+  Key made = key(std::move(path), "integer", range.text(), std::move(help));
+  made.read = [field, range](Config& config, const Value& value) { field(config) = read_integer(value, range); };
+  made.write = [field](const Config& config) { return std::to_string(field(config)); };
+  return made;
+}
+
+template <class Field>
+Key seed(std::string path, Field field, std::string help) {
+  Key made = key(std::move(path), "integer", "0..2^64-1", std::move(help));
+  made.read = [field](Config& config, const Value& value) { field(config) = read_seed(value); };
+  made.write = [field](const Config& config) { return std::to_string(field(config)); };
+  return made;
+}
+
+template <class Field>
+Key auto_integer(std::string path, Field field, Range range, std::string help) {
+  Key made = key(std::move(path), "integer or auto", range.text(), std::move(help));
+  made.read = [field, range](Config& config, const Value& value) {
+    field(config).reset();
+    if (!is_auto(value)) field(config) = read_integer(value, range);
+  };
+  made.write = [field](const Config& config) { return field(config) ? std::to_string(*field(config)) : std::string("auto"); };
+  return made;
+}
+
+template <class Field>
+Key auto_bytes(std::string path, Field field, std::string help) {
+  Key made = key(std::move(path), "bytes or auto", "as in 8 GiB, 512 MiB, 1.5 GB", std::move(help));
+  made.read = [field](Config& config, const Value& value) {
+    field(config).reset();
+    if (!is_auto(value)) field(config) = read_bytes(value);
+  };
+  made.write = [field](const Config& config) { return field(config) ? std::to_string(*field(config)) : std::string("auto"); };
+  return made;
+}
+
+template <class Field>
+Key number(std::string path, Field field, Range range, std::string help) {
+  Key made = key(std::move(path), "number", range.text(), std::move(help));
+  made.read = [field, range](Config& config, const Value& value) { field(config) = read_number(value, range); };
+  made.write = [field](const Config& config) { return number_text(field(config)); };
+  return made;
+}
+
+template <class Field>
+Key boolean(std::string path, Field field, std::string help) {
+  Key made = key(std::move(path), "true | false", "", std::move(help));
+  made.read = [field](Config& config, const Value& value) { field(config) = read_boolean(value); };
+  made.write = [field](const Config& config) { return std::string(field(config) ? "true" : "false"); };
+  return made;
+}
+
+template <class Field>
+Key path_key(std::string path, Field field, std::string help) {
+  Key made = key(std::move(path), "path", "", std::move(help));
+  made.read = [field](Config& config, const Value& value) {
+    const std::string& text = read_scalar(value, "a path");
+    if (text.empty()) throw Error("'" + value.key + "' is empty", value.place, "give a path or remove the key");
+    field(config) = text;
+  };
+  made.write = [field](const Config& config) { return path_text(field(config)); };
+  return made;
+}
+
+template <class Field>
+Key paths(std::string path, Field field, bool may_be_empty, std::string help) {
+  Key made = key(std::move(path), "list of paths", "paths or patterns with * and ?", std::move(help));
+  made.read = [field, may_be_empty](Config& config, const Value& value) {
+    std::vector<std::string> found;
+    const auto add = [&](const Node& node) {
+      const std::string& text = read_scalar({node, value.key, value.place}, "a list of paths");
+      if (text.empty()) throw Error("'" + value.key + "' holds an empty path", value.place);
+      found.push_back(text);
+    };
+    if (value.node.kind == Node::Kind::list) {
+      for (const Node& node : value.node.items) add(node);
+    } else {
+      add(value.node);  // one path needs no brackets
+    }
+    if (found.empty() && !may_be_empty)
+      throw Error("'" + value.key + "' is an empty list", value.place, "name at least one file");
+    field(config) = std::move(found);
+  };
+  made.write = [field](const Config& config) {
+    std::string text;
+    for (const std::string& item : field(config)) text += (text.empty() ? "" : ", ") + yaml_scalar(item);
+    return "[" + text + "]";
+  };
+  return made;
+}
+
+// A value of an enumeration, or of a text, by name.
+template <class T>
+struct Choice {
+  std::string name;
+  T value;
+};
+// Names that a later version will know, and what to use today.
+struct Planned {
+  std::vector<std::string> names;
+  std::string instead;
+};
+
+[[noreturn]] void refuse_planned(const Value& value, const std::string& instead) {
+  throw Error("'" + value.key + ": " + value.node.text + "' is not built yet in this version", value.place, instead);
+}
+
+template <class T, class Field>
+Key choice(std::string path, Field field, std::vector<Choice<T>> choices, Planned planned, std::string help) {
+  std::vector<std::string> names;
+  for (const auto& one : choices) names.push_back(one.name);
+  Key made = key(std::move(path), "text", joined(names), std::move(help));
+  made.read = [field, choices, planned, allowed = joined(names)](Config& config, const Value& value) {
+    const std::string& text = read_scalar(value, "one of " + allowed);
+    for (const auto& one : choices) {
+      if (one.name != text) continue;
+      field(config) = one.value;
+      return;
+    }
+    if (std::ranges::find(planned.names, text) != planned.names.end()) refuse_planned(value, planned.instead);
+    throw Error("'" + value.key + "' must be one of " + allowed + ", not '" + text + "'", value.place);
+  };
+  made.write = [field, choices](const Config& config) {
+    for (const auto& one : choices) {
+      if (one.value == field(config)) return one.name;
+    }
+    SPIPE_CHECK(false, "a config value without a name");
+  };
+  return made;
+}
+
+template <class Field>
+Key text_choice(std::string path, Field field, const std::vector<std::string>& names, Planned planned, std::string help) {
+  std::vector<Choice<std::string>> choices;
+  for (const std::string& name : names) choices.push_back({name, name});
+  return choice(std::move(path), field, std::move(choices), std::move(planned), std::move(help));
+}
+
+template <class Field>
+Key switch_key(std::string path, Field field, std::string help) {
+  return choice<Switch>(std::move(path), field, {{"auto", Switch::automatic}, {"true", Switch::on}, {"false", Switch::off}}, {},
+                        std::move(help));
+}
+
+template <class First, class Second>
+Key two_numbers(std::string path, First first, Second second, Range range, std::string help) {
+  Key made = key(std::move(path), "two numbers", "each " + range.text(), std::move(help));
+  made.read = [first, second, range](Config& config, const Value& value) {
+    if (value.node.kind != Node::Kind::list || value.node.items.size() != 2) {
+      throw Error("'" + value.key + "' must be a list of two numbers, not " + describe(value.node), value.place,
+                  "write it as [0.9, 0.95]");
+    }
+    first(config) = read_number({value.node.items[0], value.key, value.place}, range);
+    second(config) = read_number({value.node.items[1], value.key, value.place}, range);
+  };
+  made.write = [first, second](const Config& config) {
+    return "[" + number_text(first(config)) + ", " + number_text(second(config)) + "]";
+  };
+  return made;
+}
+
+// Integers of which only 1 is built (auto_integer's "auto" where the field is optional).
+template <class Made>
+Key only_one(Made made, std::string instead) {
+  made.read = [read = std::move(made.read), instead = std::move(instead)](Config& config, const Value& value) {
+    read(config, value);
+    if (value.node.text != "1" && !is_auto(value)) refuse_planned(value, instead);
+  };
+  return made;
+}
+
+// A key whose value has no home yet: `accepted` is what may be written today ("" for nothing).
+Key planned_key(std::string path, const std::string& accepted, std::string instead, std::string help) {
+  Key made = key(std::move(path), "not built yet", accepted, std::move(help));
+  made.read = [accepted, instead = std::move(instead)](Config&, const Value& value) {
+    if (value.node.kind == Node::Kind::scalar && !accepted.empty()) {
+      if (value.node.text == accepted) return;
+      refuse_planned(value, instead);
+    }
+    throw Error("'" + value.key + "' is not built yet in this version", value.place, instead);
+  };
+  made.write = [](const Config&) { return std::string(); };
+  return made;
+}
+
+Key named_also(Key made, std::vector<std::string> other_names) {
+  made.other_names = std::move(other_names);
+  return made;
+}
+
+void add_model_and_data(std::vector<Key>& table) {
+  table.push_back(named_also(
+      path_key("model.config", SPIPE_FIELD(model.config),
+               "A Hugging Face config.json, or a YAML file with the same keys (configs/models). This or model.hf is required."),
+      {"model_config", "architecture"}));
+  table.push_back(named_also(path_key("model.hf", SPIPE_FIELD(model.hf), "A Hugging Face folder: config.json and safetensors."),
+                             {"model_name_or_path", "model_path", "pretrained_model"}));
+  table.push_back(choice<Init>(
+      "model.init", SPIPE_FIELD(model.init), {{"from_scratch", Init::from_scratch}, {"pretrained", Init::pretrained}}, {},
+      "Random parameters, or those of model.hf. Where model.hf is given and this is not: pretrained."));
+  table.push_back(named_also(paths("data.train", SPIPE_FIELD(data.train), false, "Token files to train on. Required."),
+                             {"dataset", "train_file", "train_data", "data_path"}));
+  table.push_back(named_also(paths("data.eval", SPIPE_FIELD(data.eval), true, "Token files held out for evaluation."),
+                             {"valid", "validation", "eval_file", "heldout"}));
+  table.push_back(named_also(integer("data.seq_len", SPIPE_FIELD(data.seq_len), between(1, kIntMax), "Tokens per sequence."),
+                             {"seq_length", "sequence_length", "context_length", "block_size", "max_length"}));
+  table.push_back(named_also(
+      seed("data.shuffle_seed", SPIPE_FIELD(data.shuffle_seed), "Names the order of the training windows."), {"data_seed"}));
+}
+
+void add_batch_and_train(std::vector<Key>& table) {
+  table.push_back(named_also(integer("batch.global", SPIPE_FIELD(batch.global), between(1, kIntMax),
+                                     "Sequences per step, over all micro-batches and replicas."),
+                             {"batch_size", "global_batch_size", "train_batch_size"}));
+  table.push_back(named_also(integer("batch.micro", SPIPE_FIELD(batch.micro), between(1, kIntMax),
+                                     "Sequences that go through the pipeline together; divides batch.global."),
+                             {"micro_batch_size", "per_device_train_batch_size"}));
+  table.push_back(integer(
+      "batch.sum_groups", SPIPE_FIELD(batch.sum_groups), between(1, kIntMax),
+      "Groups in which gradients of micro-batches are summed (part of the numerics); at most the number of micro-batches."));
+  table.push_back(named_also(integer("train.steps", SPIPE_FIELD(train.steps), at_least(1), "Optimizer steps. Required."),
+                             {"num_steps", "max_steps", "total_steps", "iterations"}));
+  table.push_back(
+      named_also(choice<Precision>("train.precision", SPIPE_FIELD(train.precision),
+                                   {{"auto", Precision::automatic}, {"fp32", Precision::fp32}, {"bf16", Precision::bf16}},
+                                   {{"fp16"}, "use bf16 or fp32"},
+                                   "Type of parameters as computed with; auto: fp32 on CPU, bf16 on CUDA."),
+                 {"dtype", "mixed_precision"}));
+  table.push_back(seed("train.seed", SPIPE_FIELD(train.seed), "Names the initial parameters and the dropout."));
+  table.push_back(named_also(number("train.grad_clip", SPIPE_FIELD(train.grad_clip), at_least(0),
+                                    "Gradient norm above which gradients are scaled down; 0: never."),
+                             {"max_grad_norm", "clip_grad", "gradient_clipping"}));
+  table.push_back(
+      named_also(switch_key("train.recompute", SPIPE_FIELD(train.recompute),
+                            "Recompute activations in backward instead of keeping them; auto: when memory asks for it."),
+                 {"gradient_checkpointing", "activation_checkpointing"}));
+  table.push_back(switch_key("train.park", SPIPE_FIELD(train.park),
+                             "Park boundaries in host memory between forward and backward; auto: when memory asks for it."));
+  table.push_back(named_also(
+      integer("train.eval_every", SPIPE_FIELD(train.eval_every), at_least(0), "Steps between evaluations; 0: only at the end."),
+      {"eval_interval", "eval_steps"}));
+  table.push_back(integer("train.eval_batches", SPIPE_FIELD(train.eval_batches), at_least(0),
+                          "Micro-batches per evaluation; 0: the whole held-out set."));
+  table.push_back(integer("train.head_chunk", SPIPE_FIELD(train.head_chunk), between(0, kIntMax),
+                          "Rows of logits computed at a time (part of the numerics); 0: chosen by vocabulary and batch."));
+  table.push_back(text_choice("train.nonfinite", SPIPE_FIELD(train.nonfinite), {"stop", "skip"}, {},
+                              "What a non-finite loss or gradient does to the run: stop it, or skip that step's update."));
+}
+
+void add_optimizer(std::vector<Key>& table) {
+  table.push_back(text_choice("optimizer.type", SPIPE_FIELD(optimizer.type), {"adamw"},
+                              {{"adam", "sgd", "lion", "adafactor", "muon"}, "use adamw"}, "The update rule."));
+  table.push_back(named_also(number("optimizer.lr", SPIPE_FIELD(optimizer.lr), above(0), "Peak learning rate."),
+                             {"learning_rate", "max_lr"}));
+  table.push_back(named_also(two_numbers("optimizer.betas", SPIPE_FIELD(optimizer.beta1), SPIPE_FIELD(optimizer.beta2),
+                                         from_to_below(0, 1), "Decay of AdamW's first and second moment."),
+                             {"beta1", "beta2", "adam_beta1", "adam_beta2"}));
+  table.push_back(named_also(number("optimizer.eps", SPIPE_FIELD(optimizer.eps), above(0), "AdamW's epsilon."),
+                             {"epsilon", "adam_epsilon"}));
+  table.push_back(named_also(number("optimizer.weight_decay", SPIPE_FIELD(optimizer.weight_decay), at_least(0),
+                                    "Decoupled weight decay of matrices (embeddings included); vectors have none."),
+                             {"wd"}));
+  // "wsd" is read as wsd_linear; the first name of a value is the one printed.
+  std::vector<Choice<std::string>> schedules;
+  for (const char* name : {"constant", "linear", "cosine", "inverse_sqrt", "wsd_linear", "wsd_sqrt"})
+    schedules.push_back({name, name});
+  schedules.push_back({"wsd", "wsd_linear"});
+  table.push_back(named_also(choice("optimizer.schedule.type", SPIPE_FIELD(optimizer.schedule.type), std::move(schedules), {},
+                                    "Shape of the learning rate over the steps; wsd means wsd_linear."),
+                             {"lr_scheduler_type", "lr_schedule", "lr_scheduler", "scheduler"}));
+  table.push_back(named_also(integer("optimizer.schedule.warmup", SPIPE_FIELD(optimizer.schedule.warmup), at_least(0),
+                                     "Steps of linear warm-up; at most train.steps."),
+                             {"warmup_steps", "num_warmup_steps"}));
+  table.push_back(named_also(number("optimizer.schedule.final", SPIPE_FIELD(optimizer.schedule.final), between(0, 1),
+                                    "Last learning rate as a fraction of the peak (linear, cosine, wsd)."),
+                             {"min_lr", "min_lr_ratio", "final_lr"}));
+  table.push_back(named_also(integer("optimizer.schedule.decay", SPIPE_FIELD(optimizer.schedule.decay), at_least(0),
+                                     "Steps of the final decay of the wsd schedules, which need it; 0 for the others."),
+                             {"decay_steps"}));
+  table.push_back(text_choice("optimizer.policy", SPIPE_FIELD(optimizer.policy), {"auto", "sync"},
+                              {{"overlap", "deferred", "hybrid"}, "use auto or sync (the same results)"},
+                              "When units are updated; never changes results."));
+  table.push_back(text_choice("optimizer.placement", SPIPE_FIELD(optimizer.placement), {"auto", "cpu"},
+                              {{"device", "resident"}, "use auto or cpu"}, "Where units are updated; never changes results."));
+}
+
+void add_parallel_and_device(std::vector<Key>& table) {
+  table.push_back(text_choice("parallel.schedule", SPIPE_FIELD(parallel.schedule), {"auto", "streaming"},
+                              {{"spipe", "mobius", "1f1b", "gpipe", "roundpipe", "streaming-dp"}, "use auto or streaming"},
+                              "The schedule of stages over ranks; never changes results."));
+  table.push_back(only_one(
+      auto_integer("parallel.pipeline", SPIPE_FIELD(parallel.pipeline), between(1, 65536), "Pipeline ranks; only 1 is built."),
+      "use 1 or auto"));
+  table.push_back(only_one(
+      integer("parallel.data", SPIPE_FIELD(parallel.data), between(1, 65536), "Data-parallel replicas; only 1 is built."),
+      "use 1"));
+  table.push_back(auto_integer("parallel.forward_stages", SPIPE_FIELD(parallel.forward_stages), between(1, 65536),
+                               "Stages of the forward pass; auto: planned from the memory budget."));
+  table.push_back(auto_integer("parallel.backward_stages", SPIPE_FIELD(parallel.backward_stages), between(1, 65536),
+                               "Stages of the backward pass; auto: planned from the memory budget."));
+  table.push_back(
+      text_choice("device.type", SPIPE_FIELD(device.type), {"auto", "cpu"}, {{"cuda"}, "use cpu or auto"}, "What computes."));
+  table.push_back(named_also(
+      auto_bytes("device.memory", SPIPE_FIELD(device.memory),
+                 "Budget of one device: weights, gradients, activations, boundaries and workspaces; auto: no budget on CPU."),
+      {"gpu_memory", "device_memory"}));
+  table.push_back(auto_bytes("device.host_memory", SPIPE_FIELD(device.host_memory),
+                             "Budget of this host's memory; auto: what is available within cgroup limits."));
+  table.push_back(named_also(auto_integer("device.threads", SPIPE_FIELD(device.threads), between(1, 4096),
+                                          "CPU threads; auto: the usable CPUs within affinity and cgroup quota."),
+                             {"num_threads", "cpu_threads"}));
+  table.push_back(named_also(text_choice("device.isa", SPIPE_FIELD(device.isa), {"auto", "scalar", "avx2", "avx512"}, {},
+                                         "Instruction set of the CPU kernels; auto: the best this CPU has."),
+                             {"cpu_isa"}));
+  table.push_back(planned_key("device.pace", "", "remove it", "Stretches the CPU device to another machine's rates."));
+}
+
+void add_checkpoint_and_log(std::vector<Key>& table) {
+  table.push_back(
+      named_also(path_key("checkpoint.dir", SPIPE_FIELD(checkpoint.dir), "The run folder: checkpoints, logs, lock."),
+                 {"output_dir", "out_dir", "save_dir"}));
+  table.push_back(named_also(
+      integer("checkpoint.every", SPIPE_FIELD(checkpoint.every), at_least(0), "Steps between checkpoints; 0: only at the end."),
+      {"save_every", "save_steps", "save_interval"}));
+  table.push_back(named_also(
+      integer("checkpoint.keep", SPIPE_FIELD(checkpoint.keep), between(1, kIntMax), "Newest checkpoints that are kept."),
+      {"save_total_limit"}));
+  table.push_back(named_also(integer("log.every", SPIPE_FIELD(log.every), at_least(1), "Steps between lines of progress."),
+                             {"log_interval", "logging_steps", "log_every"}));
+  table.push_back(boolean("log.jsonl", SPIPE_FIELD(log.jsonl), "Write metrics.jsonl into the run folder, one line per step."));
+  table.push_back(boolean("log.trace", SPIPE_FIELD(log.trace), "Write a Chrome trace of the tasks into the run folder."));
+  table.push_back(planned_key("log.tensorboard", "false", "use log.jsonl", "Write TensorBoard event files."));
+}
+
+#undef SPIPE_FIELD
+
+std::vector<Key> make_table() {
+  std::vector<Key> table;
+  add_model_and_data(table);
+  add_batch_and_train(table);
+  add_optimizer(table);
+  add_parallel_and_device(table);
+  add_checkpoint_and_log(table);
+  const Config defaults;
+  for (Key& one : table) one.info.default_value = one.write(defaults);
+  for (const char* required : {"model.config", "model.hf", "data.train", "train.steps"}) {
+    std::ranges::find(table, required, [](const Key& one) { return one.info.path; })->info.default_value.clear();
+  }
+  return table;
+}
+
+}  // namespace
+
+std::string_view Key::section() const { return std::string_view(info.path).substr(0, info.path.rfind('.')); }
+
+std::string_view Key::last_name() const { return std::string_view(info.path).substr(info.path.rfind('.') + 1); }
+
+const std::vector<Key>& keys() {
+  static const std::vector<Key> table = make_table();
+  return table;
+}
+
+const Key* find_key(std::string_view path) {
+  const auto found = std::ranges::find(keys(), path, [](const Key& one) { return std::string_view(one.info.path); });
+  return found == keys().end() ? nullptr : &*found;
+}
+
+bool is_section(std::string_view path) {
+  return std::ranges::any_of(keys(), [&](const Key& one) {
+    return one.info.path.size() > path.size() && one.info.path.starts_with(path) && one.info.path[path.size()] == '.';
+  });
+}
+
+std::vector<std::string> names_in(std::string_view section) {
+  std::vector<std::string> names;
+  const std::string prefix = section.empty() ? "" : std::string(section) + ".";
+  for (const Key& one : keys()) {
+    if (!one.info.path.starts_with(prefix)) continue;
+    const std::string rest = one.info.path.substr(prefix.size());
+    const std::string name = rest.substr(0, rest.find('.'));
+    if (names.empty() || names.back() != name) names.push_back(name);
+  }
+  return names;
+}
+
+const std::vector<KeyInfo>& schema() {
+  static const std::vector<KeyInfo> infos = [] {
+    std::vector<KeyInfo> made;
+    for (const Key& one : keys()) made.push_back(one.info);
+    return made;
+  }();
+  return infos;
+}
+
+}  // namespace spipe::config
