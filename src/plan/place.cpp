@@ -232,7 +232,7 @@ void place(Plan& plan, const Lanes& lanes, std::vector<Edge>& edges) {
         if (buffer.kind == BufferKind::constants) {
           buffer.offset = constants;
           constants += buffer.bytes;
-        } else if (all[b].first != kNever) {
+        } else if (all[b].first != kNever && buffer.bytes > 0) {
           lives.push_back({b, all[b].first, all[b].last, buffer.bytes, 0});
         }
       }
