@@ -25,6 +25,14 @@ std::string joined(const std::vector<std::string>& words) {
   return text;
 }
 
+// Exact, in the largest unit that divides.
+std::string bytes_text(std::uint64_t bytes) {
+  for (const auto& [shift, unit] : {std::pair{40, " TiB"}, {30, " GiB"}, {20, " MiB"}, {10, " KiB"}}) {
+    if (bytes % (std::uint64_t{1} << shift) == 0) return std::to_string(bytes >> shift) + unit;
+  }
+  return std::to_string(bytes);
+}
+
 std::string path_text(const std::filesystem::path& path) { return path.empty() ? "" : yaml_scalar(path.string()); }
 
 Key key(std::string path, std::string type, std::string allowed, std::string help) {
@@ -71,7 +79,7 @@ Key auto_bytes(std::string path, Field field, std::string help) {
     field(config).reset();
     if (!is_auto(value)) field(config) = read_bytes(value);
   };
-  made.write = [field](const Config& config) { return field(config) ? std::to_string(*field(config)) : std::string("auto"); };
+  made.write = [field](const Config& config) { return field(config) ? bytes_text(*field(config)) : std::string("auto"); };
   return made;
 }
 

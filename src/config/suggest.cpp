@@ -59,10 +59,12 @@ std::string suggestion_for(std::string_view path) {
   std::vector<std::string> words;
   for (const Name& one : names) words.push_back(one.name);
   const std::string elsewhere = nearest_word(name, words);
-  if (!elsewhere.empty()) return "did you mean " + in_quotes(std::ranges::find(names, elsewhere, &Name::name)->path) + "?";
-
-  std::string text = "the keys here are";
-  for (std::size_t i = 0; i < siblings.size(); ++i) text += (i == 0 ? " " : ", ") + siblings[i];
+  if (!elsewhere.empty() && edit_distance(name, elsewhere) <= static_cast<int>(name.size()) / 3) {
+    return "did you mean " + in_quotes(std::ranges::find(names, elsewhere, &Name::name)->path) + "?";
+  }
+  std::string text = siblings.empty() ? "the top-level keys are" : "the keys here are";
+  const std::vector<std::string> known = siblings.empty() ? names_in("") : siblings;
+  for (std::size_t i = 0; i < known.size(); ++i) text += (i == 0 ? " " : ", ") + known[i];
   return text;
 }
 

@@ -13,6 +13,8 @@
 namespace spipe::config {
 namespace {
 
+constexpr const char* kAliasHint = "quote text that begins with '*'";
+
 // Builds the tree from parser events (yaml-cpp's own node type merges duplicate keys without a word).
 class TreeBuilder : public YAML::EventHandler {
  public:
@@ -25,7 +27,7 @@ class TreeBuilder : public YAML::EventHandler {
     add({.kind = Node::Kind::null, .line = line_of(mark), .text = "null"});
   }
   void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override {
-    throw Error("an alias ('*name') is not supported here", place(mark), "quote the text if it begins with '*'");
+    throw Error("an alias ('*name') is not supported here", place(mark), kAliasHint);
   }
   void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor, const std::string& value) override {
     refuse_extras(mark, tag, anchor);
@@ -145,7 +147,9 @@ Node parse_yaml(const std::string& text, const std::string& name) {
     if (parser.HandleNextDocument(builder)) throw Error("a second document ('---') is not supported", name);
     return root;
   } catch (const YAML::Exception& error) {
-    throw Error("not valid YAML: " + error.msg, place_of(name, error.mark.is_null() ? 0 : error.mark.line + 1));
+    const bool alias = error.msg.find("anchor") != std::string::npos;  // an alias without its anchor: "*.bin" unquoted
+    throw Error("not valid YAML: " + error.msg, place_of(name, error.mark.is_null() ? 0 : error.mark.line + 1),
+                alias ? kAliasHint : "");
   }
 }
 
