@@ -1,8 +1,11 @@
 // Static offsets from lifetimes, and the waits that reuse of bytes needs.
 //
-// A buffer lives from its first to its last access in program order. Two placements are tried, the smaller one is taken:
-// best fit in order of birth (any size of plan), and largest first at the lowest free offset (small plans only: quadratic).
+// A buffer lives from its first to its last access in program order. Several placements are tried, the smallest is taken:
+//  - largest first, each at the lowest offset that is free during its whole life: nearly always as small as the bytes alive
+//    at once, but its work grows with the square of those alive at once, so it gives up on very large plans;
+//  - best fit in order of birth, for plans of any size.
 #include <algorithm>
+#include <bit>
 #include <map>
 #include <set>
 #include <tuple>
@@ -16,7 +19,8 @@ namespace spipe::plan {
 namespace {
 
 constexpr std::uint32_t kNever = UINT32_MAX;
-constexpr std::size_t kLargestFirstLimit = 2500;
+constexpr std::uint64_t kGivenUp = UINT64_MAX;
+constexpr std::uint64_t kMostWork = 100'000'000;  // steps of the placements largest first
 
 struct Life {
   std::uint32_t buffer = 0, first = kNever, last = 0;  // inclusive
@@ -114,45 +118,74 @@ std::uint64_t place_in_order_of_birth(std::vector<Life>& lives) {
   return holes.top();
 }
 
-std::uint64_t place_largest_first(std::vector<Life>& lives) {
-  std::vector<std::uint32_t> order(lives.size());
-  for (std::uint32_t i = 0; i < lives.size(); ++i) order[i] = i;
-  std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
-    return std::tuple(lives[b].bytes, lives[b].last - lives[b].first, a) <
-           std::tuple(lives[a].bytes, lives[a].last - lives[a].first, b);
-  });
-  std::vector<std::uint32_t> placed;  // by offset
+// Lives that have been given the same bytes, one after another.
+struct Track {
+  std::uint64_t offset = 0, bytes = 0;
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> lives;  // first, last; ascending
+
+  [[nodiscard]] bool busy(const Life& life) const {
+    const auto after = std::upper_bound(lives.begin(), lives.end(), std::pair(life.last, kNever));
+    return after != lives.begin() && std::prev(after)->second >= life.first;
+  }
+  void add(const Life& life) {
+    const std::pair span(life.first, life.last);
+    lives.insert(std::upper_bound(lives.begin(), lives.end(), span), span);
+  }
+};
+
+// Places in the given order, each at the lowest offset that is free during its whole life. Gives up at `limit` bytes or when
+// it has looked at too much (counted, not timed: the same plan always gets the same offsets).
+std::uint64_t place_lowest(std::vector<Life>& lives, const std::vector<std::uint32_t>& order, std::uint64_t limit,
+                           std::uint64_t& work) {
+  std::vector<Track> tracks;  // by offset
   std::uint64_t top = 0;
   for (const std::uint32_t index : order) {
     Life& life = lives[index];
     std::uint64_t free_from = 0;
-    for (const std::uint32_t other_index : placed) {
-      const Life& other = lives[other_index];
-      if (other.last < life.first || life.last < other.first) continue;
-      if (other.offset >= free_from && other.offset - free_from >= life.bytes) break;
-      free_from = std::max(free_from, other.offset + other.bytes);
+    for (const Track& track : tracks) {
+      ++work;
+      if (!track.busy(life)) continue;
+      if (track.offset >= free_from && track.offset - free_from >= life.bytes) break;
+      free_from = std::max(free_from, track.offset + track.bytes);
     }
     life.offset = free_from;
     top = std::max(top, free_from + life.bytes);
-    const auto at = std::upper_bound(placed.begin(), placed.end(), life.offset,
-                                     [&](std::uint64_t offset, std::uint32_t other) { return offset < lives[other].offset; });
-    placed.insert(at, index);
+    if (top >= limit || work > kMostWork) return kGivenUp;
+    const auto at =
+        std::lower_bound(tracks.begin(), tracks.end(), std::pair(life.offset, life.bytes),
+                         [](const Track& track, const auto& key) { return std::pair(track.offset, track.bytes) < key; });
+    const bool found = at != tracks.end() && at->offset == life.offset && at->bytes == life.bytes;
+    (found ? at : tracks.insert(at, {life.offset, life.bytes, {}}))->add(life);
   }
   return top;
 }
 
+// `lives` in order of birth.
 std::uint64_t place_lives(std::vector<Life>& lives) {
   const std::uint64_t bound = live_bound(lives);
-  std::uint64_t top = place_in_order_of_birth(lives);
-  if (top > bound && lives.size() <= kLargestFirstLimit) {
-    std::vector<Life> other = lives;
-    const std::uint64_t other_top = place_largest_first(other);
-    if (other_top < top) {
-      top = other_top;
-      lives = std::move(other);
+  std::uint64_t best = place_in_order_of_birth(lives);
+  std::vector<Life> trial = lives;
+  std::uint64_t work = 0;
+  for (const bool by_size : {true, false}) {
+    if (best == bound) break;
+    // Large before small (or much memory for long before little for short), long before short, early before late.
+    std::vector<std::tuple<double, int, std::uint32_t>> ranking;
+    ranking.reserve(lives.size());
+    for (std::uint32_t i = 0; i < lives.size(); ++i) {
+      const std::uint32_t length = lives[i].last - lives[i].first + 1;
+      const double weight = static_cast<double>(lives[i].bytes) * (by_size ? 1.0 : static_cast<double>(length));
+      ranking.emplace_back(-weight, -std::bit_width(length), i);
     }
+    std::sort(ranking.begin(), ranking.end());
+    std::vector<std::uint32_t> order;
+    order.reserve(lives.size());
+    for (const auto& entry : ranking) order.push_back(std::get<2>(entry));
+    const std::uint64_t top = place_lowest(trial, order, best, work);
+    if (top == kGivenUp) continue;
+    best = top;
+    lives = trial;
   }
-  return top;
+  return best;
 }
 
 // Who used each byte last, as the lives of two steps pass.
