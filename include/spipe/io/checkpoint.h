@@ -47,17 +47,18 @@ class CheckpointWriter {
   std::unique_ptr<Impl> impl_;
 };
 
-// Complete checkpoints of a run folder (valid MANIFEST: sizes; hashes when `verify_hashes`), ascending by step. `skipped`
+// Complete checkpoints of a run folder (valid MANIFEST: names and sizes, not hashes), ascending by step. `skipped`
 // receives one line per broken folder found ("step-00000300: MANIFEST.json missing").
 [[nodiscard]] std::vector<CheckpointInfo> list_checkpoints(const Path& run_folder, std::vector<std::string>* skipped = nullptr);
 // The newest complete checkpoint with matching hashes; nothing when there is none. Lines about skipped ones as above.
 [[nodiscard]] std::optional<CheckpointInfo> newest_checkpoint(const Path& run_folder,
                                                               std::vector<std::string>* skipped = nullptr);
-// Fills the store (master, moments, compute copy) and returns trainer.json's text.
+// Fills the store (master, moments, compute copy) and returns trainer.json's text. A checkpoint of another precision is
+// converted through its fp32 master.
 [[nodiscard]] std::string load_checkpoint(const CheckpointInfo& checkpoint, const model::ModelShape& shape,
                                           store::Store& store);
-// Removes all but the newest `keep` complete checkpoints (by step in the manifest; never what `latest` names, never foreign
-// folders) and stale temporary folders of ours.
+// Removes all but the newest `keep` complete checkpoints (by step in the manifest; never what `latest` names, never the newest
+// one whose hashes match, never foreign folders) and stale temporary folders of ours: no save may be in flight.
 void prune_checkpoints(const Path& run_folder, int keep);
 
 // Exclusive lock of a run folder for this process's life; Error naming the holder when another job has it.

@@ -1,0 +1,66 @@
+// The tensors of one or several safetensors files under the names a model knows them by. Internal to io/.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "spipe/io/safetensors.h"
+#include "spipe/model/shape.h"
+#include "spipe/store/store.h"
+
+namespace spipe::io {
+
+// "'a', 'b' and 3 more": names for a one-line message.
+[[nodiscard]] std::string name_list(const std::vector<std::string>& names);
+
+struct TensorSource {
+  const SafetensorsFile* file = nullptr;
+  const TensorInfo* tensor = nullptr;
+  [[nodiscard]] std::string where() const { return file->path().string(); }
+  [[nodiscard]] std::span<const std::byte> data() const { return file->data(*tensor); }
+  // Elements widened to fp32.
+  void read_f32(float* out) const { file->read_f32(*tensor, out); }
+};
+
+class TensorSet {
+ public:
+  const SafetensorsFile& open(const Path& path);
+  // Error when two tensors get the same name.
+  void add(const std::string& name, TensorSource source);
+  void add_all(const SafetensorsFile& file);
+  [[nodiscard]] const TensorSource* find(const std::string& name) const;
+  [[nodiscard]] const std::map<std::string, TensorSource>& sources() const { return sources_; }
+  // The named tensor, which must have the given shape; Error otherwise.
+  [[nodiscard]] const TensorSource& require(const std::string& name, const Shape& shape) const;
+
+ private:
+  std::vector<std::unique_ptr<SafetensorsFile>> files_;
+  std::map<std::string, TensorSource> sources_;
+};
+
+// A parameter and its place in the store.
+struct ParameterPlace {
+  store::Store* store = nullptr;
+  int unit = 0;
+  const model::Parameter* parameter = nullptr;
+  [[nodiscard]] float* master() const { return store->master(unit) + parameter->offset; }
+  [[nodiscard]] std::byte* data(store::Plane plane) const;
+  [[nodiscard]] std::uint64_t bytes(store::Plane plane) const;
+};
+// Calls f(ParameterPlace) for every parameter, units ascending.
+template <typename F>
+void for_each_parameter(const model::ModelShape& shape, store::Store& store, const F& f) {
+  for (int u = 0; u < shape.store_unit_count(); ++u) {
+    for (const model::Parameter& parameter : shape.store_units[static_cast<std::size_t>(u)].parameters) {
+      f(ParameterPlace{&store, u, &parameter});
+    }
+  }
+}
+// Rounds the master into the compute copy; nothing to do when the store computes in fp32. Error at `where` when finite values
+// become infinite.
+void round_to_compute(const ParameterPlace& place, const std::string& where);
+
+}  // namespace spipe::io
