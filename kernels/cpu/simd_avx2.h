@@ -158,4 +158,41 @@ SPIPE_INLINE __m256 scale_by_power(__m256 p, __m256i n) {
 }
 SPIPE_INLINE Vec scale_by_power(Vec p, Vec, IVec n) { return {scale_by_power(p.lo, n.lo), scale_by_power(p.hi, n.hi)}; }
 
+// Transposes the 8 x 8 matrix whose rows are r[0..7].
+SPIPE_INLINE void transpose_eight(__m256* r) {
+  __m256 a[8], b[8];
+  for (int i = 0; i < 8; i += 2) {
+    a[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+    a[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    b[i] = _mm256_shuffle_ps(a[i], a[i + 2], 0x44);
+    b[i + 1] = _mm256_shuffle_ps(a[i], a[i + 2], 0xee);
+    b[i + 2] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0x44);
+    b[i + 3] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0xee);
+  }
+  for (int i = 0; i < 4; ++i) {
+    r[i] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x20);
+    r[i + 4] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x31);
+  }
+}
+// Transposes the 16 x 16 matrix whose rows are r[0..15], by quarters.
+SPIPE_INLINE void transpose(Vec* r) {
+  __m256 top_left[8], top_right[8], low_left[8], low_right[8];
+  for (int i = 0; i < 8; ++i) {
+    top_left[i] = r[i].lo;
+    top_right[i] = r[i].hi;
+    low_left[i] = r[i + 8].lo;
+    low_right[i] = r[i + 8].hi;
+  }
+  transpose_eight(top_left);
+  transpose_eight(top_right);
+  transpose_eight(low_left);
+  transpose_eight(low_right);
+  for (int i = 0; i < 8; ++i) {
+    r[i] = {top_left[i], low_left[i]};
+    r[i + 8] = {top_right[i], low_right[i]};
+  }
+}
+
 }  // namespace spipe::cpu::SPIPE_ISA

@@ -108,4 +108,28 @@ SPIPE_INLINE IVec shift_right(IVec a) {
 }
 SPIPE_INLINE Vec scale_by_power(Vec p, Vec n, IVec) { return {_mm512_scalef_ps(p.v, n.v)}; }
 
+// Transposes the 16 x 16 matrix whose rows are r[0..15]: 4 x 4 blocks inside lanes of 128 bits, then the lanes.
+SPIPE_INLINE void transpose(Vec* r) {
+  __m512 a[16], b[16];
+  for (int i = 0; i < 16; i += 2) {
+    a[i] = _mm512_unpacklo_ps(r[i].v, r[i + 1].v);
+    a[i + 1] = _mm512_unpackhi_ps(r[i].v, r[i + 1].v);
+  }
+  for (int i = 0; i < 16; i += 4) {  // b[i + j] lane l: column 4 l + j of rows i..i+3
+    b[i] = _mm512_shuffle_ps(a[i], a[i + 2], 0x44);
+    b[i + 1] = _mm512_shuffle_ps(a[i], a[i + 2], 0xee);
+    b[i + 2] = _mm512_shuffle_ps(a[i + 1], a[i + 3], 0x44);
+    b[i + 3] = _mm512_shuffle_ps(a[i + 1], a[i + 3], 0xee);
+  }
+  for (int j = 0; j < 4; ++j) {
+    const __m512 even_top = _mm512_shuffle_f32x4(b[j], b[4 + j], 0x88), odd_top = _mm512_shuffle_f32x4(b[j], b[4 + j], 0xdd);
+    const __m512 even_low = _mm512_shuffle_f32x4(b[8 + j], b[12 + j], 0x88);
+    const __m512 odd_low = _mm512_shuffle_f32x4(b[8 + j], b[12 + j], 0xdd);
+    r[j].v = _mm512_shuffle_f32x4(even_top, even_low, 0x88);
+    r[8 + j].v = _mm512_shuffle_f32x4(even_top, even_low, 0xdd);
+    r[4 + j].v = _mm512_shuffle_f32x4(odd_top, odd_low, 0x88);
+    r[12 + j].v = _mm512_shuffle_f32x4(odd_top, odd_low, 0xdd);
+  }
+}
+
 }  // namespace spipe::cpu::SPIPE_ISA

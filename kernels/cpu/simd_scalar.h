@@ -208,6 +208,17 @@ SPIPE_INLINE Vec scale_by_power(Vec p, Vec, IVec n) {
   return p;
 }
 
+// Transposes the 16 x 16 matrix whose rows are r[0..15].
+SPIPE_INLINE void transpose(Vec* r) {
+  for (int i = 0; i < 16; ++i) {
+    for (int j = 0; j < i; ++j) {
+      const float x = r[i].lane[j];
+      r[i].lane[j] = r[j].lane[i];
+      r[j].lane[i] = x;
+    }
+  }
+}
+
 #undef SPIPE_EACH_LANE
 
 }  // namespace spipe::cpu::SPIPE_ISA
