@@ -18,7 +18,7 @@ double activation(Activation kind, double x) {
     case Activation::gelu_erf:
       return 0.5 * x * std::erfc(-x / std::numbers::sqrt2);
     case Activation::relu:
-      return x > 0 ? x : 0;
+      return x > 0 || std::isnan(x) ? x : 0;
     case Activation::silu:
       return x / (1 + std::exp(-x));
   }
