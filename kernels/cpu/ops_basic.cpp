@@ -6,6 +6,8 @@
 namespace spipe::cpu::SPIPE_ISA {
 namespace {
 
+SPIPE_INLINE std::int64_t least(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+
 template <typename S, typename D>
 void convert_typed(const S* src, D* dst, std::int64_t elements) {
   for (std::int64_t i = 0; i < elements; i += kLanes) store_n(dst + i, load_n(src + i, elements - i), elements - i);
@@ -80,48 +82,61 @@ void column_sum(const void* x, DType type, std::int64_t ldx, std::int64_t rows, 
   with_storage(type, [&](auto t) { column_sum_typed(static_cast<const decltype(t)*>(x), ldx, rows, cols, accumulate, out); });
 }
 
-// Four accumulators hide the latency of the maximum and of the sum; they are joined in one order.
-float cross_entropy(float* logits, std::int64_t cols, std::int64_t target, float scale) {
-  constexpr std::int64_t kStep = 4 * kLanes;
+// log(1 + y) for y >= 0, also where 1 + y loses y's low bits.
+float log1p(float y) {
+  const float u = 1.0f + y;
+  return u == 1.0f ? y : log(u) * (y / (u - 1.0f));
+}
+
+// The largest of a row. Four accumulators hide the latency; they are joined in one order.
+float largest(const float* x, std::int64_t count) {
   const Vec lowest = set(-__builtin_inff());
   Vec m[4] = {lowest, lowest, lowest, lowest};
   std::int64_t i = 0;
-  for (; i + kStep <= cols; i += kStep) {
-    for (int j = 0; j < 4; ++j) m[j] = max(m[j], load(logits + i + j * kLanes));
+  for (; i + 4 * kLanes <= count; i += 4 * kLanes) {
+    for (int j = 0; j < 4; ++j) m[j] = max(m[j], load(x + i + j * kLanes));
   }
-  const std::int64_t whole = i;
-  float highest = max_lane(max(max(m[0], m[1]), max(m[2], m[3])));
-  for (; i < cols; ++i) highest = highest > logits[i] ? highest : logits[i];
+  float top = max_lane(max(max(m[0], m[1]), max(m[2], m[3])));
+  for (; i < count; ++i) top = top > x[i] ? top : x[i];
+  return top;
+}
 
-  const bool write = scale != 0;
-  const float target_logit = logits[target];
-  const Vec shift = set(highest);
+// Sum of exp(x - shift); the exponentials replace x when `keep`.
+float sum_of_exponentials(float* x, std::int64_t count, float shift, bool keep) {
   Vec s[4] = {zero(), zero(), zero(), zero()};
-  for (i = 0; i < whole; i += kStep) {
+  const Vec minus_shift = set(-shift);
+  std::int64_t i = 0;
+  for (; i + 4 * kLanes <= count; i += 4 * kLanes) {
     for (int j = 0; j < 4; ++j) {
-      const Vec e = exp(load(logits + i + j * kLanes) - shift);
-      if (write) store(logits + i + j * kLanes, e);
+      const Vec e = exp(load(x + i + j * kLanes) + minus_shift);
+      if (keep) store(x + i + j * kLanes, e);
       s[j] = s[j] + e;
     }
   }
-  for (; i < cols; i += kLanes) {  // lanes beyond the row become exp(-inf) = 0
-    const std::int64_t n = cols - i;
-    const Vec inside = n >= kLanes ? load(logits + i)
-                                   : select(igreater(iset(static_cast<std::int32_t>(n)), iota()),
-                                            load_tail(logits + i, static_cast<int>(n)), lowest);
-    const Vec e = exp(inside - shift);
-    if (write) store_n(logits + i, e, n);
+  for (; i < count; i += kLanes) {  // lanes beyond the row become exp(-inf) = 0
+    const Mask inside = igreater(iset(static_cast<std::int32_t>(least(count - i, kLanes))), iota());
+    const Vec e = exp(select(inside, load_n(x + i, count - i), set(-__builtin_inff())) + minus_shift);
+    if (keep) store_n(x + i, e, count - i);
     s[0] = s[0] + e;
   }
-  const float total = sum((s[0] + s[1]) + (s[2] + s[3]));
+  return sum((s[0] + s[1]) + (s[2] + s[3]));
+}
 
-  if (write) {
-    const float target_probability = logits[target] / total;
+// The target's own exponential stays out of the sum: nll = log(others + own) - (target - largest) and the target's gradient
+// softmax - 1 = -others / (others + own) then lose nothing when the target is nearly certain.
+float cross_entropy(float* logits, std::int64_t cols, std::int64_t target, float scale) {
+  const float highest = largest(logits, cols), target_logit = logits[target];
+  logits[target] = -__builtin_inff();
+  const float others = sum_of_exponentials(logits, cols, highest, scale != 0);
+  const float total = others + exp(target_logit - highest);
+  if (scale != 0) {
     const Vec factor = set(scale / total);
-    for (i = 0; i < cols; i += kLanes) store_n(logits + i, load_n(logits + i, cols - i) * factor, cols - i);
-    logits[target] = scale * (target_probability - 1.0f);
+    for (std::int64_t i = 0; i < cols; i += kLanes) store_n(logits + i, load_n(logits + i, cols - i) * factor, cols - i);
+    logits[target] = -scale * (others / total);
+  } else {
+    logits[target] = target_logit;
   }
-  return log(total) - (target_logit - highest);
+  return target_logit == highest ? log1p(others) : log(total) + (highest - target_logit);
 }
 
 template <typename T>
