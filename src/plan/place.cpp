@@ -10,6 +10,7 @@
 #include <set>
 #include <tuple>
 
+#include "memory.h"
 #include "spipe/base/checked.h"
 #include "spipe/plan/builder.h"
 #include "waits.h"
@@ -237,49 +238,116 @@ void collect_reuse(const std::vector<Life>& lives, const std::vector<Accesses>& 
   }
 }
 
-}  // namespace
+bool has_offset(const Buffer& buffer) { return buffer.place == Place::device || buffer.kind == BufferKind::parked; }
 
-void place(Plan& plan, const Lanes& lanes, std::vector<Edge>& edges) {
-  std::vector<Life> all(plan.buffers.size());
+// Lives of all buffers; those that no task uses, or that have no offset, are left at kNever.
+std::vector<Life> lives_of(const Plan& plan) {
+  std::vector<Life> lives(plan.buffers.size());
+  for (const Task& task : plan.tasks) {
+    for (std::uint32_t i = 0; i < task.use_count; ++i) {
+      const std::uint32_t b = plan.uses[task.first_use + i].buffer;
+      if (!has_offset(plan.buffers[b])) continue;
+      lives[b].first = std::min(lives[b].first, task.id);
+      lives[b].last = task.id;
+    }
+  }
+  for (std::uint32_t b = 0; b < lives.size(); ++b) {
+    lives[b].buffer = b;
+    lives[b].bytes = plan.buffers[b].bytes;
+  }
+  return lives;
+}
+
+// One memory: a rank's device or its parking. Constants are written once, before the first step: they stay, at the lowest
+// offsets of every plan.
+struct Area {
+  std::vector<Life> lives;  // in order of birth, large before small
+  std::vector<std::uint32_t> constants;
+  std::uint64_t constant_bytes = 0;
+};
+
+Area area_of(const Plan& plan, const std::vector<Life>& all, int rank, bool on_device) {
+  Area area;
+  for (const Life& life : all) {
+    const Buffer& buffer = plan.buffers[life.buffer];
+    if (life.first == kNever || life.bytes == 0 || buffer.rank != rank) continue;
+    if ((buffer.place == Place::device) != on_device) continue;
+    if (buffer.kind == BufferKind::constants) {
+      area.constants.push_back(life.buffer);
+      area.constant_bytes += life.bytes;
+    } else {
+      area.lives.push_back(life);
+    }
+  }
+  std::sort(area.lives.begin(), area.lives.end(), [](const Life& a, const Life& b) {
+    return std::tuple(a.first, b.bytes, a.buffer) < std::tuple(b.first, a.bytes, b.buffer);
+  });
+  return area;
+}
+
+std::vector<Accesses> accesses_of(const Plan& plan, const Lanes& lanes) {
   std::vector<Accesses> accesses(plan.buffers.size());
   for (const Task& task : plan.tasks) {
     for (std::uint32_t i = 0; i < task.use_count; ++i) {
       const std::uint32_t b = plan.uses[task.first_use + i].buffer;
-      if (plan.buffers[b].place != Place::device && plan.buffers[b].kind != BufferKind::parked) continue;
-      all[b].first = std::min(all[b].first, task.id);
-      all[b].last = task.id;
-      accesses[b].add(plan, lanes, task.id);
+      if (has_offset(plan.buffers[b])) accesses[b].add(plan, lanes, task.id);
     }
   }
+  return accesses;
+}
+
+// What the device uses of the store in place counts against its budget as if it were there.
+std::uint64_t in_place_bytes_of(const Plan& plan, const model::ModelShape& shape, std::uint64_t bytes_per_gradient) {
+  std::set<std::tuple<std::uint16_t, BufferKind, std::int32_t>> seen;
+  std::vector<std::uint64_t> bytes(static_cast<std::size_t>(plan.ranks), 0);
+  for (const Task& task : plan.tasks) {
+    if (task.stream != StreamKind::compute) continue;
+    for (std::uint32_t i = 0; i < task.use_count; ++i) {
+      const Buffer& buffer = plan.buffers[plan.uses[task.first_use + i].buffer];
+      if (buffer.place != Place::store || !seen.insert({task.rank, buffer.kind, buffer.unit}).second) continue;
+      const std::uint64_t elements = shape.store_units[static_cast<std::size_t>(buffer.unit)].elements;
+      const std::uint64_t size = buffer.kind == BufferKind::store_compute ? dtype_size(shape.compute) : bytes_per_gradient;
+      bytes[task.rank] = checked_add(bytes[task.rank], checked_mul(elements, size));
+    }
+  }
+  return *std::max_element(bytes.begin(), bytes.end());
+}
+
+}  // namespace
+
+MemoryBound memory_bound(const Plan& plan, const model::ModelShape& shape, std::uint64_t bytes_per_gradient) {
+  const std::vector<Life> all = lives_of(plan);
+  MemoryBound bound;
+  for (int rank = 0; rank < plan.ranks; ++rank) {
+    const Area device = area_of(plan, all, rank, true), parking = area_of(plan, all, rank, false);
+    bound.arena = std::max(bound.arena, device.constant_bytes + live_bound(device.lives));
+    bound.parking = std::max(bound.parking, live_bound(parking.lives));
+  }
+  bound.in_place = in_place_bytes_of(plan, shape, bytes_per_gradient);
+  return bound;
+}
+
+void place(Plan& plan, const Lanes& lanes, std::vector<Edge>& edges) {
+  const std::vector<Life> all = lives_of(plan);
+  const std::vector<Accesses> accesses = accesses_of(plan, lanes);
   plan.arena_bytes = 0;
   plan.parking_bytes = 0;
   for (int rank = 0; rank < plan.ranks; ++rank) {
     for (const bool on_device : {true, false}) {
-      // Constants are written once, before the first step: they stay, at the lowest offsets of every plan.
-      std::uint64_t constants = 0;
-      std::vector<Life> lives;
-      for (std::uint32_t b = 0; b < plan.buffers.size(); ++b) {
-        Buffer& buffer = plan.buffers[b];
-        if (buffer.rank != rank || (on_device ? buffer.place != Place::device : buffer.kind != BufferKind::parked)) continue;
-        buffer.offset = 0;
-        if (buffer.kind == BufferKind::constants) {
-          buffer.offset = constants;
-          constants += buffer.bytes;
-        } else if (all[b].first != kNever && buffer.bytes > 0) {
-          lives.push_back({b, all[b].first, all[b].last, buffer.bytes, 0});
-        }
+      Area area = area_of(plan, all, rank, on_device);
+      std::uint64_t offset = 0;
+      for (const std::uint32_t b : area.constants) {
+        plan.buffers[b].offset = offset;
+        offset += plan.buffers[b].bytes;
       }
-      std::sort(lives.begin(), lives.end(), [](const Life& a, const Life& b) {
-        return std::tuple(a.first, b.bytes, a.buffer) < std::tuple(b.first, a.bytes, b.buffer);
-      });
-      const std::uint64_t top = constants + place_lives(lives);
-      for (Life& life : lives) {
-        life.offset += constants;
+      const std::uint64_t top = area.constant_bytes + place_lives(area.lives);
+      for (Life& life : area.lives) {
+        life.offset += area.constant_bytes;
         plan.buffers[life.buffer].offset = life.offset;
       }
       std::uint64_t& bytes = on_device ? plan.arena_bytes : plan.parking_bytes;
       bytes = std::max(bytes, top);
-      collect_reuse(lives, accesses, edges);
+      collect_reuse(area.lives, accesses, edges);
     }
   }
 }
@@ -297,21 +365,7 @@ void complete(Plan& plan, const model::ModelShape& shape, std::uint64_t bytes_pe
   collect_dependences(plan, lanes, edges);
   place(plan, lanes, edges);
   set_waits(plan, lanes, edges);
-
-  // What the device uses of the store in place counts against its budget as if it were there.
-  std::set<std::tuple<std::uint16_t, BufferKind, std::int32_t>> seen;
-  std::vector<std::uint64_t> in_place(static_cast<std::size_t>(plan.ranks), 0);
-  for (const Task& task : plan.tasks) {
-    if (task.stream != StreamKind::compute) continue;
-    for (std::uint32_t i = 0; i < task.use_count; ++i) {
-      const Buffer& buffer = plan.buffers[plan.uses[task.first_use + i].buffer];
-      if (buffer.place != Place::store || !seen.insert({task.rank, buffer.kind, buffer.unit}).second) continue;
-      const std::uint64_t elements = shape.store_units[static_cast<std::size_t>(buffer.unit)].elements;
-      const std::uint64_t size = buffer.kind == BufferKind::store_compute ? dtype_size(shape.compute) : bytes_per_gradient;
-      in_place[task.rank] += checked_mul(elements, size);
-    }
-  }
-  plan.in_place_bytes = *std::max_element(in_place.begin(), in_place.end());
+  plan.in_place_bytes = in_place_bytes_of(plan, shape, bytes_per_gradient);
 }
 
 }  // namespace spipe::plan

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "memory.h"
 #include "spipe/base/checked.h"
 #include "spipe/plan/builder.h"
 
@@ -608,16 +609,20 @@ Plan Streaming::emit() {
     end_of_visit(p);
   }
   if (training()) emit_updates();
-  Plan plan = builder_.take();
-  complete(plan, shape_, input_.grad_dtype_size);
-  return plan;
+  return builder_.take();
 }
 
 }  // namespace
 
-Plan schedule_streaming(const ScheduleInput& input, const ScheduleOptions& options) {
+Plan emit_streaming(const ScheduleInput& input, const ScheduleOptions& options) {
   SPIPE_CHECK(input.shape != nullptr, "a schedule is made for a model");
   return Streaming(input, options).emit();
+}
+
+Plan schedule_streaming(const ScheduleInput& input, const ScheduleOptions& options) {
+  Plan plan = emit_streaming(input, options);
+  complete(plan, *input.shape, input.grad_dtype_size);
+  return plan;
 }
 
 }  // namespace spipe::plan

@@ -1,0 +1,279 @@
+// Finds the fastest schedule that fits, or says exactly what would.
+#include "spipe/plan/fit.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "candidates.h"
+#include "spipe/base/checked.h"
+#include "spipe/base/error.h"
+#include "spipe/base/units.h"
+
+namespace spipe::plan {
+
+namespace {
+
+constexpr std::uint64_t kUnlimited = UINT64_MAX;
+
+struct Need {
+  std::uint64_t device = kUnlimited, arena = 0, parking = 0;
+};
+
+Need need_of(const Plan& plan) { return {plan.device_bytes(), plan.arena_bytes, plan.parking_bytes}; }
+Need need_of(const MemoryBound& bound) { return {bound.device(), bound.arena, bound.parking}; }
+
+std::uint64_t saturated_sum(std::uint64_t a, std::uint64_t b) { return a > kUnlimited - b ? kUnlimited : a + b; }
+
+// One kind of plan (training or evaluation) and its candidates, completed only when they have to be.
+class Search {
+ public:
+  Search(const FitRequest& request, std::vector<Candidate> candidates)
+      : request_(request), candidates_(std::move(candidates)), bounds_(candidates_.size()), plans_(candidates_.size()) {}
+
+  // Bytes of host memory a plan takes, when another plan of the job needs `other_arena` at other times.
+  std::uint64_t host(const Need& need, std::uint64_t other_arena) const {
+    const std::uint64_t arena = request_.arena_on_host ? std::max(need.arena, other_arena) : 0;
+    return saturated_sum(saturated_sum(request_.store_bytes, arena), need.parking);
+  }
+
+  // The fastest candidate within both budgets, or -1.
+  int fastest(std::uint64_t device_bytes, std::uint64_t other_arena) {
+    for (std::size_t i = 0; i < candidates_.size(); ++i) {
+      const auto fits = [&](const Need& need) {
+        return need.device <= device_bytes && host(need, other_arena) <= request_.host_bytes;
+      };
+      if (fits(bound(i)) && fits(need_of(plan(i)))) return static_cast<int>(i);
+    }
+    return -1;
+  }
+
+  // The candidate with the least `cost` of its need, among those whose need is `allowed`; -1 if there is none. Exact: a bound
+  // never exceeds the need, so the search ends when the next bound is no better than the best plan.
+  template <typename Cost, typename Allowed>
+  int least(const Cost& cost, const Allowed& allowed) {
+    std::vector<std::size_t> order(candidates_.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    for (std::size_t i = 0; i < candidates_.size(); ++i) static_cast<void>(bound(i));
+    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return cost(bound(a)) < cost(bound(b)); });
+    int best = -1;
+    std::uint64_t best_cost = kUnlimited;
+    for (const std::size_t i : order) {
+      if (cost(bound(i)) >= best_cost) break;
+      if (!allowed(bound(i))) continue;
+      const Need need = need_of(plan(i));
+      if (!allowed(need) || cost(need) >= best_cost) continue;
+      best = static_cast<int>(i);
+      best_cost = cost(need);
+    }
+    return best;
+  }
+
+  const Candidate& candidate(int i) const { return candidates_[static_cast<std::size_t>(i)]; }
+  const Plan& plan(std::size_t i) {
+    if (!plans_[i]) plans_[i] = schedule_streaming(request_.input, candidates_[i].options);
+    return *plans_[i];
+  }
+  Need bound(std::size_t i) {
+    if (!bounds_[i]) bounds_[i] = need_of(memory_bound(request_, candidates_[i]));
+    return *bounds_[i];
+  }
+  // The least device bytes that a candidate of this sort needs, before placement; for explanations.
+  template <typename Sort>
+  std::uint64_t least_bound(const Sort& sort) {
+    std::uint64_t least = kUnlimited;
+    for (std::size_t i = 0; i < candidates_.size(); ++i) {
+      if (sort(candidates_[i].options)) least = std::min(least, bound(i).device);
+    }
+    return least;
+  }
+
+ private:
+  const FitRequest& request_;
+  std::vector<Candidate> candidates_;
+  std::vector<std::optional<Need>> bounds_;
+  std::vector<std::optional<Plan>> plans_;
+};
+
+void check_request(const FitRequest& request) {
+  SPIPE_CHECK(request.input.shape != nullptr, "a plan is fitted to a model");
+  const int units = request.input.shape->unit_count();
+  const auto check_stages = [&](const std::optional<int>& stages, const char* key) {
+    if (!stages || (*stages >= 1 && *stages <= units)) return;
+    throw Error(fmt::format("{} stages for a model of {} units (embedding, layers, head)", *stages, units), key,
+                fmt::format("give a number from 1 to {}, or leave it out", units));
+  };
+  check_stages(request.forward_stages, "parallel.forward_stages");
+  check_stages(request.backward_stages, "parallel.backward_stages");
+  if (request.park.value_or(false) && !request.recompute.value_or(true)) {
+    throw Error("train.park is on and train.recompute is off, but only boundaries that are recomputed from can be parked",
+                "train.park", "set train.recompute to true or auto, or train.park to auto");
+  }
+}
+
+// What training and evaluation together find.
+class Fit {
+ public:
+  explicit Fit(const FitRequest& request)
+      : request_(request),
+        train_(request, training_candidates(request)),
+        evaluate_(request, request.evaluation ? evaluation_candidates(request) : std::vector<Candidate>{}) {}
+
+  FitResult run() {
+    const std::uint64_t budget = request_.device_bytes == 0 ? kUnlimited : request_.device_bytes;
+    int evaluation = -1;
+    if (request_.evaluation) {
+      evaluation = evaluate_.fastest(budget, 0);
+      if (evaluation < 0) refuse(budget);
+    }
+    int training = train_.fastest(budget, arena_of(evaluation));
+    if (training < 0 && request_.evaluation) {
+      // A slower evaluation with a smaller arena may leave the host enough.
+      evaluation = smallest_evaluation(budget);
+      training = train_.fastest(budget, arena_of(evaluation));
+    }
+    if (training < 0) refuse(budget);
+    FitResult result;
+    result.train = train_.plan(static_cast<std::size_t>(training));
+    if (evaluation >= 0) result.evaluate = evaluate_.plan(static_cast<std::size_t>(evaluation));
+    result.arena_bytes = std::max(result.train.arena_bytes, arena_of(evaluation));
+    result.reason = reason(train_.candidate(training).options, budget);
+    return result;
+  }
+
+  // Device bytes below which nothing fits; the host's budget holds.
+  std::uint64_t smallest() {
+    const Found found = smallest_within_host();
+    if (found.training < 0) refuse_host(kUnlimited);
+    return found.device;
+  }
+
+ private:
+  struct Found {
+    int training = -1;
+    std::uint64_t device = kUnlimited;
+  };
+
+  std::uint64_t arena_of(int evaluation) {
+    return evaluation < 0 ? 0 : evaluate_.plan(static_cast<std::size_t>(evaluation)).arena_bytes;
+  }
+  // The evaluation with the smallest arena (then device memory is at least its need).
+  int smallest_evaluation(std::uint64_t device_bytes) {
+    return evaluate_.least([](const Need& need) { return need.arena; },
+                           [&](const Need& need) { return need.device <= device_bytes; });
+  }
+  Found smallest_within_host() {
+    Found found;
+    std::uint64_t evaluation_device = 0;
+    if (request_.evaluation) {
+      const int evaluation = evaluate_.least([](const Need& need) { return need.device; },
+                                             [&](const Need& need) { return evaluate_.host(need, 0) <= request_.host_bytes; });
+      if (evaluation < 0) return found;
+      evaluation_device = evaluate_.plan(static_cast<std::size_t>(evaluation)).device_bytes();
+    }
+    // A device as large as training needs leaves the choice of the evaluation; the one with the smallest arena decides.
+    found.training = train_.least([](const Need& need) { return need.device; },
+                                  [&](const Need& need) {
+                                    const std::uint64_t device = std::max(need.device, evaluation_device);
+                                    const std::uint64_t arena = request_.evaluation ? arena_of(smallest_evaluation(device)) : 0;
+                                    return train_.host(need, arena) <= request_.host_bytes;
+                                  });
+    if (found.training >= 0) {
+      const std::uint64_t device = train_.plan(static_cast<std::size_t>(found.training)).device_bytes();
+      found.device = std::max(device, evaluation_device);
+    }
+    return found;
+  }
+
+  [[noreturn]] void refuse(std::uint64_t budget) {
+    const Found found = smallest_within_host();
+    if (found.training < 0) refuse_host(budget);
+    throw Error(fmt::format("device.memory {} ({} bytes) is too small; the smallest that works is {} ({} bytes)",
+                            format_bytes(budget), budget, format_bytes(found.device), found.device),
+                "device.memory", "raise device.memory to that, or make batch.micro, data.seq_len or the model smaller");
+  }
+
+  // The host is too small whatever the device has; or, with the given device memory, for all plans that fit there.
+  [[noreturn]] void refuse_host(std::uint64_t budget) {
+    std::uint64_t smallest = kUnlimited;
+    for (const std::uint64_t device : {budget, kUnlimited}) {
+      const int evaluation = request_.evaluation ? smallest_evaluation(device) : -1;
+      if (request_.evaluation && evaluation < 0) continue;
+      const std::uint64_t arena = arena_of(evaluation);
+      const int training = train_.least([&](const Need& need) { return train_.host(need, arena); },
+                                        [&](const Need& need) { return need.device <= device; });
+      if (training < 0) continue;
+      smallest = train_.host(need_of(train_.plan(static_cast<std::size_t>(training))), arena);
+      break;
+    }
+    throw Error(fmt::format("device.host_memory {} ({} bytes) is too small; the smallest that works is {} ({} bytes: store {}, "
+                            "the rest for {})",
+                            format_bytes(request_.host_bytes), request_.host_bytes, format_bytes(smallest), smallest,
+                            format_bytes(request_.store_bytes), request_.arena_on_host ? "arena and parking" : "parking"),
+                "device.host_memory", "free host memory, raise device.host_memory, or train a smaller model");
+  }
+
+  // Why the plan is no simpler: each setting that was forced, with what it would have needed.
+  std::string reason(const ScheduleOptions& chosen, std::uint64_t budget) {
+    if (budget == kUnlimited && chosen.residency == Residency::in_place && !chosen.recompute) {
+      return "no device budget: parameters are used in place";
+    }
+    std::string text;
+    const auto add = [&](const std::string& setting, const char* what, std::uint64_t would_need, bool wished) {
+      if (!text.empty()) text += "; ";
+      if (wished) {
+        text += setting + ": as configured";
+      } else if (would_need > budget) {
+        text += fmt::format("{}: {} would need {} of {}", setting, what, format_bytes(would_need), format_bytes(budget));
+      } else {
+        text += fmt::format("{}: the host's {} leave no room otherwise", setting, format_bytes(request_.host_bytes));
+      }
+    };
+    const auto same = [&](const ScheduleOptions& other) {
+      return other.residency == chosen.residency && other.recompute == chosen.recompute;
+    };
+    if (chosen.residency == Residency::streamed) {
+      const bool wished = request_.forward_stages || request_.backward_stages || request_.park.value_or(false);
+      add(fmt::format("streaming {} forward and {} backward stages", chosen.forward_cuts.size(), chosen.backward_cuts.size()),
+          "parameters in place",
+          train_.least_bound([](const ScheduleOptions& other) { return other.residency == Residency::in_place; }), wished);
+    }
+    if (chosen.recompute) {
+      add("recompute on", "activations", train_.least_bound([&](const ScheduleOptions& other) {
+        return other.residency == chosen.residency && !other.recompute;
+      }),
+          request_.recompute.has_value());
+    }
+    if (chosen.park) {
+      add("parking on", "kept boundaries",
+          train_.least_bound([&](const ScheduleOptions& other) { return same(other) && !other.park; }),
+          request_.park.has_value());
+    }
+    if (chosen.residency == Residency::streamed && chosen.prefetch == 0) {
+      add("no prefetch", "a stage fetched ahead", train_.least_bound([&](const ScheduleOptions& other) {
+        return same(other) && other.park == chosen.park && other.prefetch > 0;
+      }),
+          false);
+    }
+    return text.empty() ? "everything fits: parameters are used in place" : text;
+  }
+
+  const FitRequest& request_;
+  Search train_, evaluate_;
+};
+
+}  // namespace
+
+FitResult fit(const FitRequest& request) {
+  check_request(request);
+  return Fit(request).run();
+}
+
+std::uint64_t smallest_budget(const FitRequest& request) {
+  check_request(request);
+  return Fit(request).smallest();
+}
+
+}  // namespace spipe::plan
