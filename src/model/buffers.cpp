@@ -4,6 +4,7 @@
 
 #include "kernels/ops.h"
 #include "spipe/base/checked.h"
+#include "tensors.h"
 
 namespace spipe::model {
 namespace {
@@ -30,6 +31,13 @@ class Pieces {
 
 std::uint64_t mlp_row(const Architecture& a) { return size(a.ffn_size) * (a.mlp == MlpKind::swiglu ? 2 : 1); }
 
+// Whether q|k|v and gate|up are one matrix each: no padding between their tensors.
+bool matrices_join(const Architecture& a) {
+  const auto whole = [&](std::int64_t out) { return checked_mul(size(out), size(a.hidden_size)) % kTensorAlignment == 0; };
+  const bool qkv = a.fused_qkv || (whole(a.q_size()) && whole(a.kv_size()));
+  return qkv && (a.mlp != MlpKind::swiglu || whole(a.ffn_size));
+}
+
 }  // namespace
 
 Layout layer_saved_layout(const Architecture& a, std::int64_t tokens, DType compute) {
@@ -53,6 +61,9 @@ LayerScratch layer_scratch(const Architecture& a, std::int64_t tokens, DType com
   s.hidden = activations(common, size(a.hidden_size));
   if (mode == LayerMode::backward && (a.dropout_attention_out > 0 || a.dropout_mlp_out > 0)) {
     s.dropped = activations(common, size(a.hidden_size));
+  }
+  if (mode == LayerMode::backward && compute != DType::f32 && !matrices_join(a)) {
+    s.partial = activations(common, size(a.hidden_size));
   }
 
   Pieces attention = common;

@@ -28,6 +28,7 @@ struct LayerScratch {
   Piece mean, rstd;           // of the norm at hand: fp32 [tokens]
   Piece hidden;               // [tokens, hidden]: normed input, gradient of it, MLP output
   Piece dropped;              // [tokens, hidden]: gradient behind a dropout site (backward, with dropout only)
+  Piece partial;              // [tokens, hidden]: gradient through one of several matrices (backward, 16-bit, odd sizes only)
   Piece qkv, attention, lse;  // forward that saves nothing
   Piece q_rstd, k_rstd;       // statistics of the norms of q and k (QK-norm only)
   Piece qk;                   // normed and rotated q | k, [tokens, q_size + kv_size] (QK-norm, when qkv keeps the raw ones)

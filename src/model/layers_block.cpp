@@ -246,7 +246,7 @@ void Layer::mlp_backward() {
   }
   activate(mlp, activated);
   down_linear_.backward_parameters(call_, activated, d_down, rows_);
-  down_linear_.backward_input(call_, d_down, activated, rows_);
+  down_linear_.backward_input(call_, d_down, activated, scratch(at_.partial), rows_);
   Ptr d_mlp = activated;
   if (a_.mlp == MlpKind::swiglu) {
     d_mlp = scratch(at_.mlp);
@@ -258,7 +258,7 @@ void Layer::mlp_backward() {
   }
   norm2_.forward(call_, saved("residual"), hidden);
   mlp_linear_.backward_parameters(call_, hidden, d_mlp, rows_);
-  mlp_linear_.backward_input(call_, d_mlp, hidden, rows_);
+  mlp_linear_.backward_input(call_, d_mlp, hidden, scratch(at_.partial), rows_);
   norm2_.backward(call_, hidden, saved("residual"), {call_.input_gradient, shape_.compute}, d_output);
 }
 
@@ -273,7 +273,7 @@ void Layer::attention_backward() {
     d_out = scratch(at_.dropped);
   }
   out_linear_.backward_parameters(call_, attention, d_out, rows_);
-  out_linear_.backward_input(call_, d_out, d_attention, rows_);
+  out_linear_.backward_input(call_, d_out, d_attention, scratch(at_.partial), rows_);
 
   // Without QK-norm the saved q and k are rotated already.
   const Rotated rotated = a_.qk_norm ? prepare_qk(qkv, true) : Rotated{qkv, offset(qkv, a_.q_size()), a_.qkv_size()};
@@ -308,7 +308,7 @@ void Layer::attention_backward() {
 
   norm1_.forward(call_, {call_.input, shape_.compute}, hidden);
   qkv_linear_.backward_parameters(call_, hidden, d_qkv, rows_);
-  qkv_linear_.backward_input(call_, d_qkv, hidden, rows_);
+  qkv_linear_.backward_input(call_, d_qkv, hidden, scratch(at_.partial), rows_);
   norm1_.backward(call_, hidden, {call_.input, shape_.compute}, d_sum, d_sum);
 }
 

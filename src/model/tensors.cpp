@@ -9,8 +9,6 @@
 namespace spipe::model {
 namespace {
 
-constexpr std::uint64_t kTensorAlignment = 128;  // elements: 256 bytes in a 16-bit plane
-
 // What a family calls its tensors.
 struct Names {
   const char* prefix;       // of everything but the head

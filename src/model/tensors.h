@@ -42,6 +42,9 @@ enum class Role : std::uint8_t {
 };
 inline constexpr int kRoleCount = static_cast<int>(Role::head_weight) + 1;
 
+// Every tensor starts at a multiple of this many elements: 256 bytes in a 16-bit plane.
+inline constexpr std::uint64_t kTensorAlignment = 128;
+
 struct TensorSpec {
   Role role;
   std::string name;  // without the layer's prefix; complete for the other units

@@ -20,12 +20,6 @@ std::vector<TensorSpec> specs_of(const ModelShape& shape, const ComputeUnit& uni
 
 bool adjacent(ConstPtr first, std::int64_t elements, ConstPtr second) { return offset(first, elements).data == second.data; }
 
-// Whether `next` continues `part` in memory: weights back to back, and biases back to back or absent.
-bool continues(const LinearPart& part, const LinearPart& next, std::int64_t in) {
-  if (!adjacent(part.weight.value, part.out * in, next.weight.value)) return false;
-  return !part.bias || adjacent(part.bias.value, part.out, next.bias.value);
-}
-
 }  // namespace
 
 UnitView::UnitView(const ModelShape& shape, int unit, const UnitCall& call) {
@@ -49,20 +43,27 @@ UnitView::UnitView(const ModelShape& shape, int unit, const UnitCall& call) {
 
 Linear::Linear(const ModelShape& shape, std::int64_t in, std::initializer_list<LinearPart> parts)
     : in_(in), conv1d_(shape.architecture.conv1d) {
-  for (const LinearPart& part : parts) {
-    out_ += part.out;
-    if (count_ > 0 && !conv1d_ && continues(parts_[count_ - 1], part, in)) {
-      parts_[count_ - 1].out += part.out;
+  const auto append = [](Parts& to, const LinearPart& part, bool join) {
+    if (join) {
+      to.list[to.count - 1].out += part.out;
     } else {
-      parts_[count_++] = part;
+      to.list[to.count++] = part;
     }
+  };
+  const LinearPart* last = nullptr;
+  for (const LinearPart& part : parts) {
+    const bool join = last != nullptr && !conv1d_ && adjacent(last->weight.value, last->out * in, part.weight.value);
+    const bool biases = last != nullptr && (!part.bias || adjacent(last->bias.value, last->out, part.bias.value));
+    append(matrices_, part, join);
+    append(biased_, part, join && biases);
+    out_ += part.out;
+    last = &part;
   }
 }
 
 void Linear::forward(const UnitCall& call, ConstPtr x, Ptr y, std::int64_t rows) const {
   std::int64_t column = 0;
-  for (std::size_t i = 0; i < count_; ++i) {
-    const LinearPart& part = parts_[i];
+  for (const LinearPart& part : biased_.all()) {
     call.ops->matmul(call.stream, {.a = x,
                                    .b = part.weight.value,
                                    .c = offset(y, column),
@@ -78,8 +79,7 @@ void Linear::forward(const UnitCall& call, ConstPtr x, Ptr y, std::int64_t rows)
 
 void Linear::backward_parameters(const UnitCall& call, ConstPtr x, ConstPtr dy, std::int64_t rows) const {
   std::int64_t column = 0;
-  for (std::size_t i = 0; i < count_; ++i) {
-    const LinearPart& part = parts_[i];
+  for (const LinearPart& part : matrices_.all()) {
     const ConstPtr gradient = offset(dy, column);
     // Conv1D weights are [in, out], the others [out, in].
     call.ops->matmul(call.stream, {.a = conv1d_ ? x : gradient,
@@ -92,8 +92,12 @@ void Linear::backward_parameters(const UnitCall& call, ConstPtr x, ConstPtr dy, 
                                    .accumulate = part.weight.accumulate,
                                    .lda = conv1d_ ? in_ : out_,
                                    .ldb = conv1d_ ? out_ : in_});
+    column += part.out;
+  }
+  column = 0;
+  for (const LinearPart& part : biased_.all()) {
     if (part.bias) {
-      call.ops->column_sum(call.stream, {.x = gradient,
+      call.ops->column_sum(call.stream, {.x = offset(dy, column),
                                          .out = part.bias.gradient,
                                          .rows = rows,
                                          .cols = part.out,
@@ -104,19 +108,21 @@ void Linear::backward_parameters(const UnitCall& call, ConstPtr x, ConstPtr dy, 
   }
 }
 
-void Linear::backward_input(const UnitCall& call, ConstPtr dy, Ptr dx, std::int64_t rows) const {
+void Linear::backward_input(const UnitCall& call, ConstPtr dy, Ptr dx, Ptr partial, std::int64_t rows) const {
+  const bool sums_in_place = dx.dtype == DType::f32;  // matmuls add to fp32 only
   std::int64_t column = 0;
-  for (std::size_t i = 0; i < count_; ++i) {
-    const LinearPart& part = parts_[i];
+  for (const LinearPart& part : matrices_.all()) {
+    const bool first = column == 0;
     call.ops->matmul(call.stream, {.a = offset(dy, column),
                                    .b = part.weight.value,
-                                   .c = dx,
+                                   .c = first || sums_in_place ? dx : partial,
                                    .m = rows,
                                    .n = in_,
                                    .k = part.out,
                                    .trans_b = conv1d_,
-                                   .accumulate = i > 0,
+                                   .accumulate = !first && sums_in_place,
                                    .lda = out_});
+    if (!first && !sums_in_place) call.ops->add(call.stream, {.a = dx, .b = partial, .out = dx, .elements = rows * in_});
     column += part.out;
   }
 }

@@ -51,12 +51,17 @@ class Linear {
   void forward(const UnitCall& call, ConstPtr x, Ptr y, std::int64_t rows) const;
   // dW (+)= dy^T x, db (+)= column sums of dy
   void backward_parameters(const UnitCall& call, ConstPtr x, ConstPtr dy, std::int64_t rows) const;
-  // dx = dy W
-  void backward_input(const UnitCall& call, ConstPtr dy, Ptr dx, std::int64_t rows) const;
+  // dx = dy W. `partial` is scratch like dx, used when several matrices contribute to a 16-bit dx.
+  void backward_input(const UnitCall& call, ConstPtr dy, Ptr dx, Ptr partial, std::int64_t rows) const;
 
  private:
-  std::array<LinearPart, 3> parts_{};
-  std::size_t count_ = 0;
+  struct Parts {
+    std::array<LinearPart, 3> list{};
+    std::size_t count = 0;
+    [[nodiscard]] std::span<const LinearPart> all() const { return {list.data(), count}; }
+  };
+  Parts biased_;    // joined where weights and biases allow it (forward, bias gradients)
+  Parts matrices_;  // joined where weights allow it (matmuls of backward)
   std::int64_t in_ = 0, out_ = 0;
   bool conv1d_ = false;
 };
