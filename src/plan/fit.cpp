@@ -192,7 +192,7 @@ class Fit {
     if (found.training < 0) refuse_host(budget);
     throw Error(fmt::format("device.memory {} ({} bytes) is too small; the smallest that works is {} ({} bytes)",
                             format_bytes(budget), budget, format_bytes(found.device), found.device),
-                "device.memory", "raise device.memory to that, or make batch.micro, data.seq_len or the model smaller");
+                {}, "raise device.memory to that, or make batch.micro, data.seq_len or the model smaller");
   }
 
   // The host is too small whatever the device has; or, with the given device memory, for all plans that fit there.
@@ -212,52 +212,54 @@ class Fit {
                             "the rest for {})",
                             format_bytes(request_.host_bytes), request_.host_bytes, format_bytes(smallest), smallest,
                             format_bytes(request_.store_bytes), request_.arena_on_host ? "arena and parking" : "parking"),
-                "device.host_memory", "free host memory, raise device.host_memory, or train a smaller model");
+                {}, "free host memory, raise device.host_memory, or train a smaller model");
   }
 
-  // Why the plan is no simpler: each setting that was forced, with what it would have needed.
+  // Why the plan is no simpler: each setting that was forced, with what the least plan without it would have needed.
   std::string reason(const ScheduleOptions& chosen, std::uint64_t budget) {
-    if (budget == kUnlimited && chosen.residency == Residency::in_place && !chosen.recompute) {
-      return "no device budget: parameters are used in place";
-    }
     std::string text;
-    const auto add = [&](const std::string& setting, const char* what, std::uint64_t would_need, bool wished) {
+    const auto add = [&](const std::string& setting, bool wished, const char* what, const auto& otherwise) {
       if (!text.empty()) text += "; ";
+      const std::uint64_t would_need = train_.least_bound(otherwise);
       if (wished) {
         text += setting + ": as configured";
+      } else if (would_need == kUnlimited) {
+        text += setting + ": follows from the configuration";
       } else if (would_need > budget) {
         text += fmt::format("{}: {} would need {} of {}", setting, what, format_bytes(would_need), format_bytes(budget));
+      } else if (request_.host_bytes != kUnlimited) {
+        text += fmt::format("{}: best for host memory of {}", setting, format_bytes(request_.host_bytes));
       } else {
-        text += fmt::format("{}: the host's {} leave no room otherwise", setting, format_bytes(request_.host_bytes));
+        text += setting + ": fastest by the cost model";
       }
     };
-    const auto same = [&](const ScheduleOptions& other) {
-      return other.residency == chosen.residency && other.recompute == chosen.recompute;
-    };
-    if (chosen.residency == Residency::streamed) {
-      const bool wished = request_.forward_stages || request_.backward_stages || request_.park.value_or(false);
+    const bool streamed = chosen.residency == Residency::streamed;
+    if (streamed) {
       add(fmt::format("streaming {} forward and {} backward stages", chosen.forward_cuts.size(), chosen.backward_cuts.size()),
-          "parameters in place",
-          train_.least_bound([](const ScheduleOptions& other) { return other.residency == Residency::in_place; }), wished);
+          request_.forward_stages || request_.backward_stages || request_.park.value_or(false), "parameters in place",
+          [&](const ScheduleOptions& other) {
+            return other.residency == Residency::in_place && other.recompute == chosen.recompute;
+          });
     }
     if (chosen.recompute) {
-      add("recompute on", "activations", train_.least_bound([&](const ScheduleOptions& other) {
-        return other.residency == chosen.residency && !other.recompute;
-      }),
-          request_.recompute.has_value());
+      add("recompute on", request_.recompute.has_value(), "activations",
+          [&](const ScheduleOptions& other) { return other.residency == chosen.residency && !other.recompute; });
     }
+    const auto like_chosen = [&](const ScheduleOptions& other) {
+      return other.residency == chosen.residency && other.recompute == chosen.recompute &&
+             other.backward_cuts == chosen.backward_cuts && other.forward_cuts == chosen.forward_cuts;
+    };
     if (chosen.park) {
-      add("parking on", "kept boundaries",
-          train_.least_bound([&](const ScheduleOptions& other) { return same(other) && !other.park; }),
-          request_.park.has_value());
+      add("parking on", request_.park.has_value(), "kept boundaries",
+          [&](const ScheduleOptions& other) { return like_chosen(other) && other.prefetch == chosen.prefetch && !other.park; });
     }
-    if (chosen.residency == Residency::streamed && chosen.prefetch == 0) {
-      add("no prefetch", "a stage fetched ahead", train_.least_bound([&](const ScheduleOptions& other) {
-        return same(other) && other.park == chosen.park && other.prefetch > 0;
-      }),
-          false);
+    if (streamed && chosen.prefetch == 0) {
+      add("no prefetch", false, "a stage fetched ahead",
+          [&](const ScheduleOptions& other) { return like_chosen(other) && other.prefetch > 0 && other.park == chosen.park; });
     }
-    return text.empty() ? "everything fits: parameters are used in place" : text;
+    if (!text.empty()) return text;
+    return budget == kUnlimited ? "no device budget: parameters are used in place"
+                                : "everything fits: parameters are used in place";
   }
 
   const FitRequest& request_;
