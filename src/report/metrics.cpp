@@ -63,7 +63,7 @@ bool keeps(std::string_view line, std::uint64_t resume_step) {
 }
 
 void cut_after(const std::filesystem::path& file, std::uint64_t resume_step) {
-  if (!std::filesystem::exists(file)) {
+  if (!std::filesystem::is_regular_file(file)) {
     return;
   }
   const std::string old = read_text(file);
