@@ -3,8 +3,10 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <span>
 
 #include "spipe/base/checked.h"
+#include "spipe/base/file.h"
 #include "spipe/base/host.h"
 #include "spipe/base/units.h"
 #include "spipe/base/version.h"
@@ -52,7 +54,8 @@ config::NumericsBlock make_numerics(const RunSetup& setup, const device::DeviceI
   const auto add = [&block](std::string key, std::string value) {
     block.values.emplace_back(std::move(key), std::move(value));
   };
-  add("model", hash_text(hash64(std::as_bytes(std::span(model::hf_config_text(a, "float32"))))));
+  const std::string model_text = model::hf_config_text(a, "float32");
+  add("model", hash_text(hash64(std::as_bytes(std::span(model_text.data(), model_text.size())))));
   add("data.seq_len", fmt::format("{}", c.data.seq_len));
   add("data.shuffle_seed", fmt::format("{}", c.data.shuffle_seed));
   add("batch.global", fmt::format("{}", c.batch.global));
@@ -172,7 +175,6 @@ RunSetup prepare_run(const config::Config& config, const device::DeviceInfo& inf
   setup.host.store = setup.layout.bytes;
   setup.host.arena = request.arena_on_host ? setup.fit.arena_bytes : 0;
   setup.host.parking = std::max(setup.fit.train.parking_bytes, setup.train_and_save.parking_bytes);  // one area for all plans
-  setup.host.staging = setup.shape.constant_bytes;
   const auto add_staging = [&setup](const plan::Plan& p) { setup.host.staging += executor_host_bytes(p, setup.shape); };
   add_staging(setup.fit.train);
   add_staging(setup.train_and_save);

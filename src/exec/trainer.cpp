@@ -64,7 +64,7 @@ class Run {
   TrainerState state_;
   std::unique_ptr<store::Store> store_;
   std::unique_ptr<device::Arena> arena_;
-  std::vector<std::byte> parking_, constants_;
+  std::vector<std::byte> parking_;
   std::unique_ptr<optim::NormTable> norms_;
   StreamTimes times_;
   Machine machine_;
@@ -130,14 +130,13 @@ void Run::allocate() {
   store_ = std::make_unique<store::Store>(setup_.shape, setup_.layout);
   arena_ = device_->make_arena(setup_.arena_bytes());
   parking_.resize(setup_.host.parking);
-  constants_.resize(setup_.shape.constant_bytes);
   norms_ = std::make_unique<optim::NormTable>(setup_.shape);
   machine_.device = device_.get();
   machine_.arena = arena_.get();
   machine_.shape = &setup_.shape;
   machine_.store = store_.get();
   machine_.parking = parking_;
-  machine_.constants = model::fill_constants(setup_.shape, constants_.data());
+  machine_.constants = model::fill_constants(setup_.shape, arena_->at(0, setup_.shape.constant_bytes));  // lowest in every plan
   machine_.norms = norms_.get();
   machine_.hyper = setup_.hyper;
   machine_.grad_clip = setup_.config.train.grad_clip;

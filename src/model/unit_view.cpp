@@ -31,10 +31,12 @@ UnitView::UnitView(const ModelShape& shape, int unit, const UnitCall& call) {
     const std::vector<TensorSpec> specs = specs_of(shape, compute, compute.store_units[i]);
     SPIPE_CHECK(specs.size() == parameters.size(), "store units and tensor lists disagree");
     for (std::size_t t = 0; t < specs.size(); ++t) {
-      SPIPE_CHECK(memory.parameters != nullptr, "a call without the parameters of " + parameters[t].name);
+      // The embedding's backward scatters gradients and reads no parameters.
+      const bool scatters = compute.kind == UnitKind::embedding && call.output_gradient != nullptr;
+      SPIPE_CHECK(memory.parameters != nullptr || scatters, "a call without the parameters of " + parameters[t].name);
       const std::int64_t at = static_cast<std::int64_t>(parameters[t].offset);
       Tensor& tensor = tensors_[static_cast<std::size_t>(specs[t].role)];
-      tensor.value = offset(ConstPtr(memory.parameters, shape.compute), at);
+      if (memory.parameters != nullptr) tensor.value = offset(ConstPtr(memory.parameters, shape.compute), at);
       if (memory.gradient != nullptr) tensor.gradient = {memory.gradient + at, DType::f32};
       tensor.accumulate = memory.accumulate;
     }

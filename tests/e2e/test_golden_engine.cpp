@@ -57,14 +57,13 @@ class Engine {
     io::load_model(folder, shape_, *store_);
     arena_ = device_->make_arena(fit_.arena_bytes);
     parking_.resize(fit_.train.parking_bytes);
-    constants_.resize(shape_.constant_bytes);
     norms_ = std::make_unique<optim::NormTable>(shape_);
     machine_.device = device_.get();
     machine_.arena = arena_.get();
     machine_.shape = &shape_;
     machine_.store = store_.get();
     machine_.parking = parking_;
-    machine_.constants = model::fill_constants(shape_, constants_.data());
+    machine_.constants = model::fill_constants(shape_, arena_->at(0, shape_.constant_bytes));
     machine_.norms = norms_.get();
     machine_.hyper = {hparams.at("beta1"), hparams.at("beta2"), hparams.at("eps"), hparams.at("weight_decay")};
     machine_.grad_clip = hparams.at("max_grad_norm");
@@ -109,7 +108,7 @@ class Engine {
   std::unique_ptr<device::Device> device_;
   std::unique_ptr<store::Store> store_;
   std::unique_ptr<device::Arena> arena_;
-  std::vector<std::byte> parking_, constants_;
+  std::vector<std::byte> parking_;
   std::unique_ptr<optim::NormTable> norms_;
   exec::Machine machine_;
   std::unique_ptr<exec::Executor> executor_;
