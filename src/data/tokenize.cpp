@@ -106,8 +106,8 @@ TokenizeSummary tokenize(const Tokenizer& tokenizer, const TokenizeOptions& opti
   const TokenFile file(all.path());
   const TokenFileHeader held_out = copy_documents(file, documents - held, documents, options.hold_out_output);
   const TokenFileHeader kept = copy_documents(file, 0, documents - held, options.output);
-  summary.documents = kept.document_count;
-  summary.tokens = kept.token_count;
+  summary.documents = documents;
+  summary.tokens = kept.token_count + held_out.token_count;
   summary.held_out_documents = held_out.document_count;
   summary.held_out_tokens = held_out.token_count;
   return summary;

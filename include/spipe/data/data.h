@@ -79,7 +79,7 @@ struct TokenizeOptions {
   Path hold_out_output;
   bool end_of_document = true;
 };
-// `documents` and `tokens` are those of `output`; held-out ones are counted apart.
+// `documents` and `tokens` count both outputs together; the held-out ones are a part of them.
 struct TokenizeSummary {
   std::uint64_t documents = 0, empty_documents = 0, tokens = 0, bytes = 0, replaced_surrogates = 0, held_out_documents = 0,
                 held_out_tokens = 0;

@@ -195,10 +195,11 @@ TEST_CASE("the last fraction of the documents is held out") {
                           .hold_out = 0.05,
                           .hold_out_output = folder / "heldout.bin"};
   const TokenizeSummary summary = tokenize(*byte_tokenizer(), options);
-  CHECK(summary.documents == 48);
+  CHECK(summary.documents == 50);
   CHECK(summary.held_out_documents == 2);
-  CHECK(summary.tokens == 48 * 4);
+  CHECK(summary.tokens == 50 * 4);
   CHECK(summary.held_out_tokens == 8);
+  CHECK(TokenFile(folder / "train.bin").size() == 48 * 4);
   CHECK(decoded(folder / "heldout.bin") == Texts{"148", "149"});
   CHECK(decoded(folder / "train.bin").back() == "147");
   CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 3);  // no temporary file stays
