@@ -1,0 +1,131 @@
+// Random models and options: every plan completes and verifies.
+#include <catch2/catch.hpp>
+#include <random>
+
+#include "spipe/plan/fit.h"
+#include "support.h"
+
+using namespace spipe;
+using namespace spipe::plan;
+using namespace spipe::plan::testing;
+
+namespace {
+
+class Dice {
+ public:
+  explicit Dice(std::uint32_t seed) : engine_(seed) {}
+  int from(int low, int high) { return low + static_cast<int>(engine_() % static_cast<std::uint32_t>(high - low + 1)); }
+  bool coin() { return from(0, 1) == 1; }
+  std::vector<int> cuts(int end) {
+    std::vector<int> list = {0};
+    const int density = from(1, 4);
+    for (int u = 1; u < end; ++u) {
+      if (from(1, density) == 1) list.push_back(u);
+    }
+    return list;
+  }
+
+ private:
+  std::mt19937 engine_;
+};
+
+SmallModel random_model(Dice& dice) {
+  SmallModel small;
+  small.layers = dice.from(1, 9);
+  small.tied = dice.coin();
+  small.learned_positions = dice.coin();
+  small.vocab = dice.from(50, 3000);
+  small.hidden = 16 * dice.from(1, 6);
+  small.ffn = 16 * dice.from(1, 12);
+  small.micro = dice.from(1, 3);
+  small.seq_len = dice.from(4, 40);
+  return small;
+}
+
+ScheduleOptions random_options(Dice& dice, const model::ModelShape& shape) {
+  ScheduleOptions options;
+  options.residency = dice.from(0, 2) == 0 ? Residency::in_place : Residency::streamed;
+  options.forward_cuts = dice.cuts(shape.unit_count());
+  options.backward_cuts = dice.cuts(shape.unit_count());
+  options.micro_batches = dice.from(1, 9);
+  options.sum_groups = dice.coin() ? 1 : dice.from(1, 11);
+  options.recompute = dice.coin();
+  options.park = dice.coin();
+  options.prefetch = dice.from(0, 3);
+  options.evaluate = dice.from(0, 7) == 0;
+  options.save = dice.from(0, 4) == 0;
+  return options;
+}
+
+}  // namespace
+
+TEST_CASE("random plans verify, close to the bytes that live at once") {
+  const std::uint32_t seed = std::random_device{}();
+  double worst = 1;
+  for (std::uint32_t round = 0; round < 700; ++round) {
+    Dice dice(seed + round);
+    const model::ModelShape shape = small_shape(random_model(dice));
+    const ScheduleInput input{.shape = &shape, .grad_dtype_size = dice.coin() ? 4U : 2U};
+    const Plan plan = schedule_streaming(input, random_options(dice, shape));
+    const auto violation = verify(plan, shape, {.device_bytes = plan.device_bytes(), .host_bytes = plan.parking_bytes});
+    INFO("seed " << seed + round << ": " << (violation ? violation->message : "") << "\n" << dump(plan).substr(0, 400));
+    REQUIRE(!violation);
+    std::uint64_t live = 0;
+    for (const MemoryUse& use : memory_by_kind(plan)) live += use.at_peak;
+    REQUIRE(plan.arena_bytes >= live);
+    const double ratio = static_cast<double>(plan.arena_bytes) / static_cast<double>(live);
+    worst = std::max(worst, ratio);
+    REQUIRE(ratio < 1.2);
+  }
+  CAPTURE(seed, worst);
+  CHECK(worst < 1.2);
+}
+
+TEST_CASE("a random plan with a task or a wait taken away is refused") {
+  const std::uint32_t seed = std::random_device{}();
+  for (std::uint32_t round = 0; round < 150; ++round) {
+    Dice dice(seed + round);
+    const model::ModelShape shape = small_shape(random_model(dice));
+    const Plan plan = schedule_streaming({.shape = &shape}, random_options(dice, shape));
+    INFO("seed " << seed + round);
+    for (int trial = 0; trial < 4; ++trial) {
+      Plan broken = plan;
+      const auto id = static_cast<std::uint32_t>(dice.from(0, static_cast<int>(plan.tasks.size()) - 1));
+      INFO("without task " << id << " (" << task_kind_name(plan.tasks[id].kind) << ")");
+      remove_task(broken, id);
+      REQUIRE(verify(broken, shape));
+      if (plan.tasks[id].wait_count == 0) continue;
+      broken = plan;
+      drop_wait(broken, id, 0);
+      REQUIRE(verify(broken, shape));
+    }
+  }
+}
+
+TEST_CASE("random budgets are kept, and the smallest is exact") {
+  const std::uint32_t seed = std::random_device{}();
+  for (std::uint32_t round = 0; round < 40; ++round) {
+    Dice dice(seed + round);
+    const model::ModelShape shape = small_shape(random_model(dice));
+    FitRequest request;
+    request.input.shape = &shape;
+    request.micro_batches = dice.from(1, 12);
+    request.sum_groups = dice.coin() ? 1 : 2;
+    request.evaluation = dice.coin();
+    if (dice.from(0, 3) == 0) request.recompute = dice.coin();
+    INFO("seed " << seed + round);
+    const std::uint64_t smallest = smallest_budget(request);
+    const FitResult free = fit(request);
+    const std::uint64_t most = std::max(free.train.device_bytes(), smallest);
+    for (int trial = 0; trial < 5; ++trial) {
+      request.device_bytes = trial == 0 ? smallest : smallest + (most - smallest) * static_cast<std::uint64_t>(trial) / 5;
+      const FitResult found = fit(request);
+      const Limits limits{.device_bytes = request.device_bytes};
+      REQUIRE(!verify(found.train, shape, limits));
+      if (found.evaluate) REQUIRE(!verify(*found.evaluate, shape, limits));
+      REQUIRE(found.evaluate.has_value() == request.evaluation);
+    }
+    request.device_bytes = smallest - 1;
+    REQUIRE_THROWS(fit(request));
+  }
+}
