@@ -6,13 +6,20 @@
 namespace spipe::cpu::SPIPE_ISA {
 namespace {
 
-using Float8 = float __attribute__((vector_size(32)));
-using Double8 = double __attribute__((vector_size(64)));
+// As many double lanes as fit a register; 16 in all.
+#if defined(__AVX512F__)
+constexpr int kWide = 8;
+#else
+constexpr int kWide = 4;
+#endif
+constexpr int kParts = kLanes / kWide;
+using Floats = float __attribute__((vector_size(4 * kWide)));
+using Doubles = double __attribute__((vector_size(8 * kWide)));
 
-// 16 double lanes as two vectors; squares of floats are exact, so it does not matter whether multiply and add are fused.
+// Squares of floats are exact in double, so it does not matter whether multiply and add are fused.
 template <typename T>
 double finish_gradient_typed(const float* a, const float* b, T* dst, std::int64_t elements) {
-  Double8 low = {}, high = {};
+  Doubles s[kParts] = {};
   for (std::int64_t i = 0; i < elements; i += kLanes) {
     const std::int64_t n = elements - i;
     Vec g = load_n(a + i, n);
@@ -20,18 +27,19 @@ double finish_gradient_typed(const float* a, const float* b, T* dst, std::int64_
     store_n(dst + i, g, n);
     float rounded[kLanes];
     store(rounded, load_n(dst + i, n));
-    Float8 first, second;
-    __builtin_memcpy(&first, rounded, sizeof(first));
-    __builtin_memcpy(&second, rounded + 8, sizeof(second));
-    const Double8 x = __builtin_convertvector(first, Double8), y = __builtin_convertvector(second, Double8);
-    low += x * x;
-    high += y * y;
+    for (int part = 0; part < kParts; ++part) {
+      Floats some;
+      __builtin_memcpy(&some, rounded + kWide * part, sizeof(some));
+      const Doubles x = __builtin_convertvector(some, Doubles);
+      s[part] += x * x;
+    }
   }
-  Double8 s = low + high;
-  for (int half = 4; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) s[i] += s[i + half];
+  double lanes[kLanes];
+  __builtin_memcpy(lanes, s, sizeof(lanes));
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
   }
-  return s[0];
+  return lanes[0];
 }
 
 double finish_gradient(const float* a, const float* b, void* dst, DType type, std::int64_t elements) {
