@@ -85,7 +85,7 @@ std::unique_ptr<device::Device> make_device(const config::Config& config) {
 
 Run::Run(const config::Config& config, const RunOptions& options, RunListener& listener)
     : options_(options), listener_(listener), device_(make_device(config)) {
-  rates_ = device_->measure_rates();
+  rates_ = options.rates ? *options.rates : device_->measure_rates();
   setup_ = prepare_run(config, device_->info(), rates_);
 }
 

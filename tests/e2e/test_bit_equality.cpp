@@ -34,10 +34,9 @@ std::uint64_t smallest(const std::string& model, std::vector<std::string> settin
     (void)fresh(model, settings);
   } catch (const Error& error) {
     const std::string text = error.what();
-    const auto at = text.find(" B)");
-    REQUIRE(at != std::string::npos);
-    const auto begin = text.rfind('(', at) + 1;
-    return std::stoull(text.substr(begin, at - begin));
+    const auto works = text.find("smallest that works is");
+    REQUIRE(works != std::string::npos);
+    return std::stoull(text.substr(text.find('(', works) + 1));
   }
   FAIL("a budget of one byte was accepted");
   return 0;

@@ -97,6 +97,7 @@ TinyResult run_tiny(const std::filesystem::path& folder, const TinyRun& run) {
   Recorder recorder(result);
   exec::RunOptions options = run.options;
   options.handle_signals = false;
+  options.rates = device::DeviceRates{1e11, 1e10, 1e10, 1e9};
   result.summary = exec::train(config::load_config(folder / "run.yaml", run.settings), options, recorder);
   result.fetched = result.summary.bytes_fetched;
   for (const auto& entry : std::filesystem::directory_iterator(result.summary.checkpoint)) {

@@ -58,6 +58,7 @@ struct RunOptions {
   std::vector<std::string> allow_changes;  // numerics keys whose difference from the checkpoint is permitted
   bool handle_signals = true;
   std::vector<plan::TaskObserver*> observers;
+  std::optional<device::DeviceRates> rates;  // instead of measuring (they choose between plans of equal bits)
   // Tests.
   std::optional<std::uint64_t> stop_after;  // behave as if asked to save and stop after this many steps of the run
   std::function<void(store::Store&, std::uint64_t steps_done)> after_step;  // with the engine at rest
