@@ -8,13 +8,24 @@
 
 #include "kernels/cpu/cpu_ops_impl.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace spipe {
 namespace {
+
+#if defined(__x86_64__)
+bool has_f16c() {  // clang's __builtin_cpu_supports does not know it
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+#endif
 
 bool has(Isa isa) {
 #if defined(__x86_64__)
   // These builtins ask CPUID and XGETBV: a set counts only when the system saves its registers.
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
   if (isa == Isa::avx2) return avx2;
   if (isa == Isa::avx512) {
     return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
