@@ -58,11 +58,8 @@ struct Problem {
     unit.parameters.push_back(parameter);
     shape.store_units.push_back(unit);
   }
-  [[nodiscard]] store::Store make_store() const {
-    store::Store store(shape, store::make_store_layout(shape, store::store_format(DType::f32)));
-    std::memcpy(store.master(0), p0.data(), p0.size() * sizeof(float));
-    return store;
-  }
+  [[nodiscard]] store::StoreLayout layout() const { return store::make_store_layout(shape, store::store_format(DType::f32)); }
+  void start(store::Store& store) const { std::memcpy(store.master(0), p0.data(), p0.size() * sizeof(float)); }
   [[nodiscard]] std::vector<float> plane(const store::Store& store, Plane plane) const {
     const auto* data = static_cast<const float*>(store.slab(0, plane).data);
     return {data, data + p0.size()};
@@ -84,7 +81,8 @@ struct Errors {
 
 Errors run_case(Ops& ops, const Golden& golden, const std::string& name, const AdamW& hyper) {
   const Problem problem(golden);
-  store::Store store = problem.make_store();
+  store::Store store(problem.shape, problem.layout());
+  problem.start(store);
   const std::size_t n = problem.p0.size();
   const std::vector<float> trained = golden.tensor(name + ".p");
   const nlohmann::json& rates = golden.json.at("lr");
@@ -163,7 +161,8 @@ TEST_CASE("a gradient of exact zero leaves an undecayed parameter as it was") {
   test::ReferenceOps ops;
   const Golden golden;
   const Problem problem(golden);
-  store::Store store = problem.make_store();
+  store::Store store(problem.shape, problem.layout());
+  problem.start(store);
   const AdamW hyper = hyper_of(golden.json.at("cases").at("adamw_nodecay").at("hparams"));
   std::memcpy(store.slab(0, Plane::grad).data, problem.grads.data(), problem.p0.size() * sizeof(float));
   std::uint32_t nonfinite = 0;
