@@ -1,7 +1,9 @@
 // A device: memory with a hard budget, streams and counters as events. One interface; device/cpu now.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <string>
@@ -26,7 +28,8 @@ class ErrorCollector {
 };
 
 // An ordered queue of work on a device. Enqueueing never blocks for long (queues are bounded by the executor's run-ahead) and
-// everything runs in order. After an error is collected the remaining work is dropped, so that queues drain quickly.
+// everything runs in order. After an error is collected the remaining work is dropped, so that queues drain quickly. Destroying
+// a stream finishes the command that runs and drops the rest: drain() first to keep it.
 class Stream {
  public:
   virtual ~Stream() = default;

@@ -33,8 +33,8 @@ struct AdamW {
 // clip = min(1, c / (norm + 1e-6)) in double; c <= 0 means no clipping (1).
 [[nodiscard]] double clip_factor(double norm, double max_norm);
 
-// The norm of the step from the per-tensor 4,096-element block sums: blocks ascending within a tensor, tensors by name, units
-// ascending.
+// The norm of the step from the per-tensor 4,096-element block sums: blocks ascending within a tensor, tensors by name within
+// their unit, units ascending, each level into a sum of its own.
 struct GradientNorm {
   double norm = 0;
   bool finite = true;
@@ -63,7 +63,8 @@ struct UpdateScalars {
   std::int64_t t = 1;
 };
 
-// One pass over a store unit: every parameter in fixed 64 Ki-element blocks, on all threads of host_ops' pool.
+// One pass over a store unit: every parameter in fixed 64 Ki-element blocks, on all threads of host_ops' pool. Neighbours of
+// equal decay share a call, with the padding between them (zero in every plane, and it stays zero).
 void update_unit(Ops& host_ops, const model::StoreUnit& unit, store::Store& store, int unit_index, const AdamW& hyper,
                  const UpdateScalars& scalars, std::uint32_t* nonfinite_master);
 

@@ -16,7 +16,7 @@ namespace spipe::report {
 // Aligned plain-text table; the first row is the heading; columns that look like numbers are right-aligned.
 [[nodiscard]] std::string table(const std::vector<std::vector<std::string>>& rows);
 
-// One line of metrics.jsonl; absent values are left out of the line.
+// One line of metrics.jsonl; absent values are left out of the line, values that are not finite are null (JSON has no NaN).
 struct StepMetrics {
   std::uint64_t step = 0;    // 1-based: the step just done
   std::uint64_t tokens = 0;  // trained since the beginning of the run (resumed runs included)
@@ -30,7 +30,8 @@ struct StepMetrics {
   std::optional<double> eval_loss;
 };
 
-// Appends JSON lines; on resume lines of steps after `resume_step` are cut off so that the file reads as one run.
+// Appends JSON lines, each written at once; on resume lines of steps after `resume_step`, and a torn last line, are cut off so
+// that the file reads as one run (0 starts it anew).
 class MetricsWriter {
  public:
   MetricsWriter(std::filesystem::path file, std::uint64_t resume_step);
@@ -42,7 +43,8 @@ class MetricsWriter {
   std::unique_ptr<Impl> impl_;
 };
 
-// The live line on a terminal (rewritten in place, cleared for log lines), plain lines every `log_every` steps otherwise:
+// On stdout: the live line on a terminal (rewritten in place at most ten times a second, cleared for log lines), plain lines
+// every `log_every` steps and at the last one otherwise. One at a time in a process.
 // step 120/2000  loss 2.3412  norm 0.81  lr 2.9e-04  12.4 k tok/s  71 % of peak  link 310/95 MB/s  ETA 3 m 07 s
 class Progress {
  public:
