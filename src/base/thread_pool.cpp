@@ -40,6 +40,7 @@ constexpr int kLowPriorityNice = 10;
 }  // namespace
 
 struct ThreadPool::Impl {
+  Counter generation, finished;  // a job is given out; its workers are done
   int count = 1;
   std::mutex caller;  // one parallel_for at a time
 
@@ -52,7 +53,6 @@ struct ThreadPool::Impl {
   std::atomic<int> busy{0};  // workers that have not finished this generation
   bool stop = false;
 
-  Counter generation, finished;
   std::vector<std::thread> workers;
 
   void run_items(int worker) noexcept {
