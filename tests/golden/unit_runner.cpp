@@ -43,6 +43,7 @@ UnitRunner::UnitRunner(model::ModelShape shape, Ops& ops, RunnerOptions options)
     for (const int source : shape_.gradient_sources(s))
       unit.accumulators.emplace(source, GuardedBuffer(elements * sizeof(float)));
     units_.push_back(std::move(unit));
+    refresh_compute(s);
   }
   for (const model::ComputeUnit& unit : shape_.units) {
     boundaries_.emplace_back(shape_.boundary_bytes);
