@@ -12,8 +12,8 @@ namespace {
 struct RowShape {
   std::int64_t rows, cols;
 };
-constexpr RowShape kRowShapes[] = {{1, 1},   {0, 7},   {1, 768},  {3, 5},    {2, 15},   {5, 16},   {7, 17},
-                                   {31, 33}, {32, 64}, {33, 100}, {65, 257}, {130, 31}, {300, 48}, {40, 1024}};
+constexpr RowShape kRowShapes[] = {{1, 1},   {0, 7},    {1, 768},  {3, 5},    {2, 15},   {5, 16},    {7, 17},   {31, 33},
+                                   {32, 64}, {33, 100}, {65, 257}, {130, 31}, {300, 48}, {40, 1024}, {1500, 24}};
 
 struct VectorShape {  // norms over short vectors inside longer rows
   std::int64_t outer, inner, cols, gap;
