@@ -10,10 +10,13 @@ namespace spipe::cpu::SPIPE_ISA {
 inline constexpr float kLn2High = 0x1.62e430p-1f;  // float(ln 2) and what it lacks
 inline constexpr float kLn2Low = -0x1.05c610p-29f;
 
-// exp: x = n ln 2 + r, |r| <= ln 2 / 2. Underflows to denormals and zero, overflows to infinity; -inf gives 0, NaN stays.
+// exp: x = n ln 2 + r, |r| <= ln 2 / 2. Overflows to infinity; below -87 the result is zero (it would be 1.6e-38 or less:
+// products that underflow cost a hundred cycles, and a masked score is -inf). NaN stays.
 SPIPE_INLINE Vec exp(Vec x) {
   const Vec round = set(0x1.8p23f);  // adding it leaves the nearest whole number in the low bits
-  x = min(set(89.0f), max(set(-104.0f), x));
+  const Vec lowest = set(-87.0f);
+  const Mask vanishes = less(x, lowest);
+  x = min(set(89.0f), max(lowest, x));
   const Vec shifted = fma(x, set(0x1.715476p0f), round);
   const Vec n = shifted - round;
   const Vec r = fnma(n, set(kLn2Low), fnma(n, set(kLn2High), x));
@@ -23,7 +26,7 @@ SPIPE_INLINE Vec exp(Vec x) {
   q = fma(q, r, set(1.666651479e-1f));
   q = fma(q, r, set(4.999999305e-1f));
   const Vec p = set(1.0f) + fma(q, r * r, r);
-  return scale_by_power(p, n, isub(to_bits(shifted), iset(0x4b400000)));
+  return select(vanishes, zero(), scale_by_power(p, n, isub(to_bits(shifted), iset(0x4b400000))));
 }
 
 // log: x = m 2^e, m in [sqrt(1/2), sqrt(2)), f = m - 1. log(0) = -inf, negative gives NaN, denormals are exact.

@@ -198,7 +198,7 @@ SPIPE_INLINE IVec shift_right(IVec a) {
   SPIPE_EACH_LANE a.lane[i] = static_cast<std::int32_t>(static_cast<std::uint32_t>(a.lane[i]) >> kBits);
   return a;
 }
-// p * 2^n for whole n in [-150, 128] given both as float and as integer; rounds once.
+// p * 2^n for whole n in [-126, 128] given both as float and as integer; rounds once.
 SPIPE_INLINE Vec scale_by_power(Vec p, Vec, IVec n) {
   SPIPE_EACH_LANE {
     const std::int32_t first = n.lane[i] >> 1, second = n.lane[i] - first;
