@@ -260,17 +260,19 @@ std::vector<Candidate> evaluation_candidates(const FitRequest& request) {
 }
 
 MemoryBound memory_bound(const FitRequest& request, const Candidate& candidate) {
-  constexpr int kFew = 4, kMore = 6;  // fewer than four micro-batches park less
   const auto bound_with = [&](int micro_batches) {
     ScheduleOptions options = candidate.options;
     options.micro_batches = micro_batches;
     return memory_bound(emit_streaming(request.input, options), *request.input.shape, request.input.grad_dtype_size);
   };
-  if (request.micro_batches <= kMore) return bound_with(request.micro_batches);
-  const MemoryBound few = bound_with(kFew), more = bound_with(kMore);
-  const auto steps = static_cast<std::uint64_t>(request.micro_batches - kMore);
-  const auto extended = [&](std::uint64_t a, std::uint64_t b) { return b + (b - std::min(a, b)) / (kMore - kFew) * steps; };
-  return {extended(few.arena, more.arena), more.in_place, extended(few.parking, more.parking)};
+  // Sum groups of `few` and `more` micro-batches lie like those of all; fewer than four micro-batches park less.
+  const int groups = request.sum_groups, all = request.micro_batches;
+  const int few = std::max(4, 2 * groups) / groups * groups + groups + all % groups, more = few + groups;
+  if (all <= more) return bound_with(all);
+  const MemoryBound low = bound_with(few), high = bound_with(more);
+  const auto steps = static_cast<std::uint64_t>((all - more) / groups);
+  const auto extended = [&](std::uint64_t a, std::uint64_t b) { return b + (b - std::min(a, b)) * steps; };
+  return {extended(low.arena, high.arena), high.in_place, extended(low.parking, high.parking)};
 }
 
 }  // namespace spipe::plan

@@ -21,7 +21,7 @@ struct Candidate {
 [[nodiscard]] std::vector<int> balanced_cuts(const std::vector<double>& weights, int parts);
 
 // What a candidate needs at least, without emitting all of its micro-batches: memory is a maximum of functions linear in their
-// number, so it is convex, and the line through two small numbers stays below it.
+// number (in whole rounds of the sum groups), so it is convex, and the line through two small numbers stays below it.
 [[nodiscard]] MemoryBound memory_bound(const FitRequest& request, const Candidate& candidate);
 
 }  // namespace spipe::plan

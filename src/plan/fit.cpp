@@ -134,7 +134,12 @@ class Fit {
       evaluation = smallest_evaluation(budget);
       training = train_.fastest(budget, arena_of(evaluation));
     }
-    if (training < 0) refuse(budget);
+    if (training < 0) {
+      // Bounds pass over candidates quickly; that nothing fits is decided by complete plans.
+      const Found found = smallest_within_host();
+      if (found.training < 0 || found.device > budget) refuse(budget);
+      training = found.training;
+    }
     FitResult result;
     result.train = train_.plan(static_cast<std::size_t>(training));
     if (evaluation >= 0) result.evaluate = evaluate_.plan(static_cast<std::size_t>(evaluation));

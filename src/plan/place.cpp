@@ -22,6 +22,8 @@ namespace {
 constexpr std::uint32_t kNever = UINT32_MAX;
 constexpr std::uint64_t kGivenUp = UINT64_MAX;
 constexpr std::uint64_t kMostWork = 100'000'000;  // steps of the placements largest first
+constexpr std::uint64_t kMostRoundsWork = 1'000'000;
+constexpr int kRounds = 60;
 
 struct Life {
   std::uint32_t buffer = 0, first = kNever, last = 0;  // inclusive
@@ -134,10 +136,9 @@ struct Track {
   }
 };
 
-// Places in the given order, each at the lowest offset that is free during its whole life. Gives up at `limit` bytes or when
-// it has looked at too much (counted, not timed: the same plan always gets the same offsets).
-std::uint64_t place_lowest(std::vector<Life>& lives, const std::vector<std::uint32_t>& order, std::uint64_t limit,
-                           std::uint64_t& work) {
+// Places in the given order, each at the lowest offset that is free during its whole life. Gives up when it has looked at too
+// much (counted, not timed: the same plan always gets the same offsets).
+std::uint64_t place_lowest(std::vector<Life>& lives, const std::vector<std::uint32_t>& order, std::uint64_t& work) {
   std::vector<Track> tracks;  // by offset
   std::uint64_t top = 0;
   for (const std::uint32_t index : order) {
@@ -151,7 +152,7 @@ std::uint64_t place_lowest(std::vector<Life>& lives, const std::vector<std::uint
     }
     life.offset = free_from;
     top = std::max(top, free_from + life.bytes);
-    if (top >= limit || work > kMostWork) return kGivenUp;
+    if (work > kMostWork) return kGivenUp;
     const auto at =
         std::lower_bound(tracks.begin(), tracks.end(), std::pair(life.offset, life.bytes),
                          [](const Track& track, const auto& key) { return std::pair(track.offset, track.bytes) < key; });
@@ -161,30 +162,47 @@ std::uint64_t place_lowest(std::vector<Life>& lives, const std::vector<std::uint
   return top;
 }
 
-// `lives` in order of birth.
+// `lives` in order of birth. Large before small (or, by volume, much memory for long before little for short), long before
+// short, early before late.
+std::vector<std::uint32_t> placement_order(const std::vector<Life>& lives, bool by_volume) {
+  std::vector<std::tuple<double, int, std::uint32_t>> ranking;
+  ranking.reserve(lives.size());
+  for (std::uint32_t i = 0; i < lives.size(); ++i) {
+    const std::uint32_t length = lives[i].last - lives[i].first + 1;
+    const double weight = static_cast<double>(lives[i].bytes) * (by_volume ? static_cast<double>(length) : 1.0);
+    ranking.emplace_back(-weight, -std::bit_width(length), i);
+  }
+  std::sort(ranking.begin(), ranking.end());
+  std::vector<std::uint32_t> order;
+  order.reserve(lives.size());
+  for (const auto& entry : ranking) order.push_back(std::get<2>(entry));
+  return order;
+}
+
+std::uint64_t top_of(const std::vector<Life>& lives) {
+  std::uint64_t top = 0;
+  for (const Life& life : lives) top = std::max(top, life.offset + life.bytes);
+  return top;
+}
+
 std::uint64_t place_lives(std::vector<Life>& lives) {
   const std::uint64_t bound = live_bound(lives);
-  std::uint64_t best = place_in_order_of_birth(lives);
+  std::uint64_t best = place_in_order_of_birth(lives), work = 0;
   std::vector<Life> trial = lives;
-  std::uint64_t work = 0;
-  for (const bool by_size : {true, false}) {
-    if (best == bound) break;
-    // Large before small (or much memory for long before little for short), long before short, early before late.
-    std::vector<std::tuple<double, int, std::uint32_t>> ranking;
-    ranking.reserve(lives.size());
-    for (std::uint32_t i = 0; i < lives.size(); ++i) {
-      const std::uint32_t length = lives[i].last - lives[i].first + 1;
-      const double weight = static_cast<double>(lives[i].bytes) * (by_size ? 1.0 : static_cast<double>(length));
-      ranking.emplace_back(-weight, -std::bit_width(length), i);
+  for (const bool by_volume : {false, true}) {
+    std::vector<std::uint32_t> order = placement_order(lives, by_volume);
+    // Small plans: whatever ends highest is placed first next time, which settles most of what is left.
+    for (int round = 0; round < kRounds && best > bound && work <= kMostWork; ++round) {
+      if (round > 0 && work > kMostRoundsWork) break;
+      const std::uint64_t top = place_lowest(trial, order, work);
+      if (top < best) {
+        best = top;
+        lives = trial;
+      }
+      const std::uint64_t highest = top_of(trial);
+      std::stable_partition(order.begin(), order.end(),
+                            [&](std::uint32_t i) { return trial[i].offset + trial[i].bytes == highest; });
     }
-    std::sort(ranking.begin(), ranking.end());
-    std::vector<std::uint32_t> order;
-    order.reserve(lives.size());
-    for (const auto& entry : ranking) order.push_back(std::get<2>(entry));
-    const std::uint64_t top = place_lowest(trial, order, best, work);
-    if (top == kGivenUp) continue;
-    best = top;
-    lives = trial;
   }
   return best;
 }

@@ -17,6 +17,7 @@ using model::ModelShape;
 using model::UnitKind;
 
 constexpr std::uint32_t kNone = UINT32_MAX;
+constexpr int kFetchVisits = 4;  // fetches between parked boundaries go out with the first visits of a stage
 
 struct Range {
   int begin = 0, end = 0;
@@ -84,7 +85,7 @@ class Streaming {
 
   // Emission.
   void emit_inputs(int micro_batch);
-  void emit_fetches(std::size_t pass);
+  void emit_fetches(std::size_t pass, int visits);
   void emit_forward_visit(const Pass& pass, int micro_batch);
   void emit_backward_visit(const Pass& pass, int micro_batch);
   void emit_forward(const Pass& pass, int unit, int micro_batch, bool saves, bool repeats);
@@ -99,7 +100,7 @@ class Streaming {
   void unpark_for(const Pass& pass, int micro_batch);
   void park_boundary(const Pass& pass, int unit, int micro_batch);
   bool worth_parking(std::size_t passes_until_use) const;
-  void end_of_visit(std::size_t pass);
+  void end_of_visit(std::size_t pass, int micro_batch);
 
   // Uses.
   void use_parameters(std::vector<Use>& uses, int unit);
@@ -288,25 +289,28 @@ void Streaming::emit_inputs(int m) {
                 {{on_host, Access::read}, {buffer, Access::write}});
 }
 
-void Streaming::emit_fetches(std::size_t pass) {
+// The fetches of `pass` that are due `visits` visits after they may start.
+void Streaming::emit_fetches(std::size_t pass, int visits) {
+  if (in_place()) return;
   auto& buffers = fetched_[pass];
-  if (in_place() || !buffers.empty()) return;
-  buffers.assign(static_cast<std::size_t>(shape_.store_unit_count()), kNone);
-  for (const int s : store_units_of(passes_[pass])) {
+  buffers.resize(static_cast<std::size_t>(shape_.store_unit_count()), kNone);
+  const std::vector<int> list = store_units_of(passes_[pass]);
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const int s = list[i];
+    std::uint32_t& buffer = buffers[static_cast<std::size_t>(s)];
+    const int due = static_cast<int>(i) * std::min(options_.micro_batches, kFetchVisits) / static_cast<int>(list.size());
+    if (buffer != kNone || due > visits) continue;
     // A unit that the pass before still holds (a tied matrix between the first and the last stage) is not fetched twice.
-    if (pass > 0 && fetched_[pass - 1][static_cast<std::size_t>(s)] != kNone) {
-      buffers[static_cast<std::size_t>(s)] = fetched_[pass - 1][static_cast<std::size_t>(s)];
-      continue;
-    }
+    if (pass > 0) buffer = fetched_[pass - 1][static_cast<std::size_t>(s)];
+    if (buffer != kNone) continue;
     const std::uint64_t bytes = elements(s) * input_.compute_dtype_size;
-    const std::uint32_t buffer = device(BufferKind::parameters, s, -1, bytes);
+    buffer = device(BufferKind::parameters, s, -1, bytes);
     builder_.task({.kind = TaskKind::fetch,
                    .stream = StreamKind::h2d,
                    .unit = s,
                    .stage = narrow<std::uint16_t>(passes_[pass].stage),
                    .bytes = bytes},
                   {{stored(BufferKind::store_compute, s), Access::read}, {buffer, Access::write}});
-    buffers[static_cast<std::size_t>(s)] = buffer;
   }
 }
 
@@ -516,9 +520,9 @@ void Streaming::emit_backward_visit(const Pass& pass, int m) {
   }
 }
 
-// With stages fetched ahead, copies to the host are placed one visit (parking) or the next stage's first visit (offload) later
-// in program order, so that compute does not wait for the bytes they free.
-void Streaming::end_of_visit(std::size_t pass) {
+// With stages fetched ahead, copies to the host are placed later in program order, so that compute does not wait for the bytes
+// they free: parking one visit later; offloads by one stage, or by its first visit where parking wants the same stream.
+void Streaming::end_of_visit(std::size_t pass, int m) {
   const bool late = options_.prefetch > 0 && pass + 1 < passes_.size();
   const auto flush_parkings = [&](std::vector<Parking>& list) {
     for (const Parking& p : list) park(*p.kept, p.unit, p.micro_batch, p.stage);
@@ -529,10 +533,10 @@ void Streaming::end_of_visit(std::size_t pass) {
     list.clear();
   };
   flush_parkings(late_parkings_);
-  flush_offloads(late_offloads_);
+  if (options_.park || last_visit(m)) flush_offloads(late_offloads_);
   if (late) {
     std::swap(parkings_, late_parkings_);
-    std::swap(offloads_, late_offloads_);
+    if (last_visit(m)) std::swap(offloads_, late_offloads_);
   }
   flush_parkings(parkings_);
   flush_offloads(offloads_);
@@ -591,8 +595,11 @@ Plan Streaming::emit() {
   const auto ahead = static_cast<std::size_t>(options_.prefetch);
   for (std::size_t i = 0; i < visits.size(); ++i) {
     const auto [p, m] = visits[i];
-    if (m == 0) {
-      for (std::size_t q = p; q < std::min(passes_.size(), p + ahead + 1); ++q) emit_fetches(q);
+    // What is needed now first. What is fetched ahead goes out at once, or unit by unit between the boundaries that come back
+    // from parking on the same stream.
+    for (std::size_t q = p; q < std::min(passes_.size(), p + ahead + 1); ++q) {
+      const bool spread = q == p + ahead && options_.park && ahead > 0 && p > 0;
+      if (m == 0 || spread) emit_fetches(q, spread ? m : options_.micro_batches);
     }
     if (in_place()) {
       emit_inputs(m);
@@ -606,7 +613,7 @@ Plan Streaming::emit() {
     } else {
       emit_forward_visit(passes_[p], m);
     }
-    end_of_visit(p);
+    end_of_visit(p, m);
   }
   if (training()) emit_updates();
   return builder_.take();
