@@ -247,6 +247,10 @@ void add_model_and_data(std::vector<Key>& table) {
   table.push_back(choice<Init>(
       "model.init", SPIPE_FIELD(model.init), {{"from_scratch", Init::from_scratch}, {"pretrained", Init::pretrained}}, {},
       "Random parameters, or those of model.hf. Where model.hf is given and this is not: pretrained."));
+  table.push_back(text_choice("model.initialization", SPIPE_FIELD(model.initialization), {"family", "fan_in"}, {},
+                              "Scale of random parameters: as the family's paper says, or by each matrix's number of inputs."));
+  table.push_back(number("model.dropout", SPIPE_FIELD(model.dropout), between(0, 0.95),
+                         "Dropout after the embedding and both residual projections, whatever the model's own config says."));
   table.push_back(named_also(paths("data.train", SPIPE_FIELD(data.train), false, "Token files to train on. Required."),
                              {"dataset", "train_file", "train_data", "data_path"}));
   table.push_back(named_also(paths("data.eval", SPIPE_FIELD(data.eval), true, "Token files held out for evaluation."),

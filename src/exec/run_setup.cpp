@@ -126,6 +126,10 @@ RunSetup prepare_run(const config::Config& config, const device::DeviceInfo& inf
   RunSetup setup;
   setup.config = config;
   setup.architecture = load_architecture(config, &setup.architecture_source);
+  setup.architecture.init = config.model.initialization == "fan_in" ? model::InitKind::fan_in : model::InitKind::family;
+  setup.architecture.dropout_embedding = config.model.dropout;
+  setup.architecture.dropout_attention_out = config.model.dropout;
+  setup.architecture.dropout_mlp_out = config.model.dropout;
   model::check_architecture(setup.architecture, setup.architecture_source);
   model::check_sequence_length(setup.architecture, config.data.seq_len, config.file.string());
 

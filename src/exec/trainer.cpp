@@ -316,7 +316,8 @@ RunSummary Run::operator()() {
     summary_.already_finished = true;
   }
   while (state_.step < total_steps()) {
-    const bool saving = due(setup_.config.checkpoint.every) && saved_step_ != state_.step;
+    const bool saving =
+        due(setup_.config.checkpoint.every) && state_.step > summary_.first_step && saved_step_ != state_.step;
     const std::uint64_t step_to_save = state_.step;
     if (saving) {
       save_begin_ = Clock::now();

@@ -9,17 +9,42 @@
 
 namespace spipe::model {
 
+namespace {
+
+bool ends_with_any(const std::string& name, std::initializer_list<const char*> endings) {
+  return std::any_of(endings.begin(), endings.end(), [&name](const char* ending) { return name.ends_with(ending); });
+}
+
+// What is added to the residual stream, in every family's names.
+bool is_residual_projection(const std::string& name) {
+  return ends_with_any(name, {".c_proj.weight", ".o_proj.weight", ".down_proj.weight", ".out_proj.weight", ".fc2.weight"});
+}
+
+double deviation_of(const Architecture& architecture, const Parameter& parameter) {
+  const double residual_scale = 1.0 / std::sqrt(2.0 * static_cast<double>(architecture.layers));
+  if (architecture.init == InitKind::family) {
+    // GPT-2: residual projections start smaller, by the number of additions (2 per layer).
+    const bool scaled = architecture.family == Family::gpt2 && parameter.name.ends_with(".c_proj.weight");
+    return architecture.init_std * (scaled ? residual_scale : 1.0);
+  }
+  if (ends_with_any(parameter.name, {"wpe.weight", "embed_positions.weight"})) return architecture.init_std;
+  if (ends_with_any(parameter.name, {"wte.weight", "embed_tokens.weight"})) {
+    return architecture.tied_embeddings ? 1.0 / std::sqrt(static_cast<double>(architecture.hidden_size)) : 1.0;
+  }
+  const bool in_out = architecture.conv1d && parameter.name != "lm_head.weight";
+  const double inputs = static_cast<double>(parameter.shape[in_out ? 0 : 1]);
+  return (is_residual_projection(parameter.name) ? residual_scale : 1.0) / std::sqrt(inputs);
+}
+
+}  // namespace
+
 void initialize_parameter(const Architecture& architecture, const Parameter& parameter, std::uint64_t seed, float* out) {
   const std::uint64_t elements = parameter.elements();
   if (parameter.shape.rank() < 2) {
     std::fill_n(out, elements, parameter.name.ends_with(".bias") ? 0.0F : 1.0F);
     return;
   }
-  double deviation = architecture.init_std;
-  // GPT-2: what is added to the residual stream starts smaller, by the number of additions (2 per layer).
-  if (architecture.family == Family::gpt2 && parameter.name.ends_with(".c_proj.weight")) {
-    deviation /= std::sqrt(2.0 * static_cast<double>(architecture.layers));
-  }
+  const double deviation = deviation_of(architecture, parameter);
   const PhiloxKey key = make_key(seed, static_cast<std::uint64_t>(RandomPurpose::init));
   const std::uint64_t stream = hash64(std::as_bytes(std::span(parameter.name)));
   for (std::uint64_t i = 0; i < elements; ++i) out[i] = static_cast<float>(deviation * normal_at(key, stream, i));

@@ -86,7 +86,7 @@ TEST_CASE("the user's mistakes: one line on stderr, code 2, nothing written") {
   const std::vector<std::pair<std::vector<std::string>, std::string>> mistakes = {
       {{"train.learning_rat=1"}, "learning_rat"},
       {{"device.memory=1KiB"}, "smallest"},
-      {{"device.host_memory=1MiB"}, "host"},
+      {{"device.host_memory=100KiB"}, "host"},
       {{"data.train=[/nowhere/x.bin]"}, "nowhere"},
       {{"data.seq_len=65", "model.config=MODEL_GPT2"}, "65"},
       {{"batch.micro=4"}, "4"},

@@ -24,6 +24,8 @@ struct ModelConfig {
   std::filesystem::path config;  // a Hugging Face config.json, or a YAML file with the same keys (configs/models/*.yaml)
   std::filesystem::path hf;      // a Hugging Face folder (config.json + safetensors)
   Init init = Init::from_scratch;
+  std::string initialization = "family";  // family | fan_in: the scale of random parameters (model::InitKind)
+  double dropout = 0;                     // after the embedding and both residual projections
 };
 struct DataConfig {
   std::vector<std::string> train, eval;  // paths or glob patterns of token files, relative to the working folder

@@ -16,6 +16,11 @@ enum class MlpKind : std::uint8_t { gelu_tanh, gelu_erf, relu, swiglu };
 enum class PositionKind : std::uint8_t { learned, rope };
 enum class RopeScaling : std::uint8_t { none, linear, llama3 };
 
+// family: normal(0, init_std) as the family's paper says; fan_in: linear weights normal(0, 1/sqrt(inputs)), residual
+// projections smaller by 1/sqrt(2 layers), token embeddings normal(0, 1) (tied ones 1/sqrt(hidden)): better for small models
+// from scratch.
+enum class InitKind : std::uint8_t { family, fan_in };
+
 struct Rope {
   double theta = 10000.0;
   RopeScaling scaling = RopeScaling::none;
@@ -38,9 +43,11 @@ struct Architecture {
   bool qkv_bias = false, out_bias = false, mlp_bias = false, qk_norm = false, tied_embeddings = false;
   bool fused_qkv = false;  // GPT-2: one [hidden, 3 hidden] Conv1D
   bool conv1d = false;     // GPT-2: linear weights stored [in, out]
+  InitKind init = InitKind::family;
   double init_std = 0.02;
   double dropout_embedding = 0, dropout_attention_out = 0, dropout_mlp_out = 0;  // 0 unless configured
-  // Keys of the source config that decide nothing here (token ids, dropout rates, ...), written back on export: JSON object text.
+  // Keys of the source config that decide nothing here (token ids, dropout rates, ...), written back on export: JSON object
+  // text.
   std::string carried_keys;
 
   [[nodiscard]] std::int64_t q_size() const { return heads * head_dim; }
