@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <future>
 #include <memory>
 
 #include "resume.h"
@@ -46,8 +47,10 @@ class Run {
   void fill_inputs(Executor& executor, std::uint64_t step);
   [[noreturn]] void stop_nonfinite(Executor& executor, StepRequest request, const StepResult& result);
   void evaluate();
+  void begin_save();
   void save_now();
-  void finish_save(io::CheckpointWriter& writer, std::uint64_t step, Clock::time_point begin);
+  void finish_in_background();
+  void take_finished_save(bool wait);
   [[nodiscard]] std::unique_ptr<io::CheckpointWriter> make_writer() const;
   [[nodiscard]] std::uint64_t total_steps() const { return static_cast<std::uint64_t>(setup_.config.train.steps); }
   [[nodiscard]] bool due(std::int64_t every) const { return every > 0 && state_.step % static_cast<std::uint64_t>(every) == 0; }
@@ -69,7 +72,10 @@ class Run {
   StreamTimes times_;
   Machine machine_;
   std::unique_ptr<Executor> train_executor_, saving_executor_, eval_executor_;
-  std::unique_ptr<io::CheckpointWriter> writer_;  // of the save in flight
+  // The save in flight: its units are written by a training step, the rest (hashes, fsync, rename) by a thread of its own.
+  std::unique_ptr<io::CheckpointWriter> writer_;
+  std::future<io::CheckpointInfo> finishing_;
+  std::uint64_t saving_step_ = 0;
   Clock::time_point save_begin_;
   std::uint64_t saved_step_ = ~std::uint64_t{0};
   RunSummary summary_;
@@ -118,6 +124,13 @@ void Run::open_run_folder() {
     throw Error("no complete checkpoint to resume from", folder.string(),
                 "run without --resume in a new folder to start from the beginning");
   }
+  if (resume_from_) {
+    const std::string where = resume_from_->path.string();
+    state_ = parse_trainer_json(read_text(resume_from_->path / "trainer.json"), where);
+    check_same_run(state_, setup_, train_data_->fingerprint(), options_.allow_changes, where);
+    saved_step_ = state_.step;
+    summary_.checkpoint = resume_from_->path;
+  }
   const std::uint64_t needed = io::CheckpointWriter::predicted_bytes(setup_.shape, setup_.format);
   if (const std::uint64_t free = free_disk_bytes(folder); free < needed) {
     throw Error(fmt::format("a checkpoint needs {}, the disk has {} free", format_bytes(needed), format_bytes(free)),
@@ -164,10 +177,7 @@ void initialize(const RunSetup& setup, store::Store& store) {
 void Run::load_start() {
   const config::Config& c = setup_.config;
   if (resume_from_) {
-    state_ = parse_trainer_json(io::load_checkpoint(*resume_from_, setup_.shape, *store_), resume_from_->path.string());
-    check_same_run(state_, setup_, train_data_->fingerprint(), options_.allow_changes, resume_from_->path.string());
-    saved_step_ = state_.step;
-    summary_.checkpoint = resume_from_->path;
+    (void)io::load_checkpoint(*resume_from_, setup_.shape, *store_);
   } else if (c.model.init == config::Init::pretrained) {
     io::load_model(c.model.hf, setup_.shape, *store_);
   } else {
@@ -283,25 +293,41 @@ std::unique_ptr<io::CheckpointWriter> Run::make_writer() const {
                                                 model::hf_config_text(setup_.architecture, dtype));
 }
 
-void Run::finish_save(io::CheckpointWriter& writer, std::uint64_t step, Clock::time_point begin) {
-  summary_.checkpoint = writer.finish().path;
-  saved_step_ = step;
+void Run::finish_in_background() {
+  finishing_ = std::async(std::launch::async, [this] { return writer_->finish(); });
+}
+
+// Reports a save that has finished; with `wait`, the one in flight whatever it takes. Its error (a full disk) ends the run
+// here.
+void Run::take_finished_save(bool wait) {
+  if (!finishing_.valid()) return;
+  if (!wait && finishing_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return;
+  summary_.checkpoint = finishing_.get().path;
+  writer_.reset();
+  saved_step_ = saving_step_;
   io::prune_checkpoints(setup_.config.checkpoint.dir, std::max<int>(1, narrow<int>(setup_.config.checkpoint.keep)));
-  listener_.on_checkpoint(step, summary_.checkpoint, seconds_since(begin));
+  listener_.on_checkpoint(saving_step_, summary_.checkpoint, seconds_since(save_begin_));
+}
+
+void Run::begin_save() {
+  take_finished_save(true);
+  save_begin_ = Clock::now();
+  saving_step_ = state_.step;
+  writer_ = make_writer();
 }
 
 void Run::save_now() {
+  take_finished_save(true);
   if (saved_step_ == state_.step) return;
-  const auto begin = Clock::now();
-  const auto writer = make_writer();
-  for (int s = 0; s < setup_.shape.store_unit_count(); ++s) writer->unit(s);
-  finish_save(*writer, state_.step, begin);
+  begin_save();
+  for (int s = 0; s < setup_.shape.store_unit_count(); ++s) writer_->unit(s);
+  finish_in_background();
+  take_finished_save(true);
 }
 
 RunSummary Run::operator()() {
   open_data();
   open_run_folder();
-  if (resume_from_) state_.step = resume_from_->step;
   listener_.on_setup(setup_, device_->info(), rates_, state_.step);
   summary_.plan_hash = plan::plan_hash(setup_.fit.train);
   const auto begin = Clock::now();
@@ -316,18 +342,11 @@ RunSummary Run::operator()() {
     summary_.already_finished = true;
   }
   while (state_.step < total_steps()) {
-    const bool saving =
-        due(setup_.config.checkpoint.every) && state_.step > summary_.first_step && saved_step_ != state_.step;
-    const std::uint64_t step_to_save = state_.step;
-    if (saving) {
-      save_begin_ = Clock::now();
-      writer_ = make_writer();
-    }
+    const bool saving = due(setup_.config.checkpoint.every) && state_.step > summary_.first_step && saved_step_ != state_.step;
+    if (saving) begin_save();
     one_step(saving ? *saving_executor_ : *train_executor_, saving);
-    if (saving) {
-      finish_save(*writer_, step_to_save, save_begin_);
-      writer_.reset();
-    }
+    if (saving) finish_in_background();
+    take_finished_save(false);
     if (options_.after_step) options_.after_step(*store_, state_.step);
     if (eval_executor_ && due(setup_.config.train.eval_every) && state_.step < total_steps()) evaluate();
 
@@ -344,6 +363,7 @@ RunSummary Run::operator()() {
     save_now();
     if (eval_executor_) evaluate();
   }
+  take_finished_save(true);
   summary_.steps_done = state_.step;
   summary_.tokens = state_.tokens;
   summary_.skipped_steps = state_.skipped;
