@@ -24,6 +24,15 @@ void on_signal(int number) {
     _exit(static_cast<int>(ExitCode::kInterrupted));
 }
 
+// A mapped file that shrinks, or shared memory that cannot be backed, ends in SIGBUS: say so instead of just dying.
+void on_bus_error(int) {
+  constexpr char kMessage[] =
+      "error: bus error: a token or model file was cut short while in use, or host memory ran out; restore it and --resume\n";
+  const auto ignored = write(STDERR_FILENO, kMessage, sizeof(kMessage) - 1);
+  (void)ignored;
+  _exit(static_cast<int>(ExitCode::kUser));
+}
+
 }  // namespace
 
 void install_signal_handlers() {
@@ -32,6 +41,10 @@ void install_signal_handlers() {
   sigemptyset(&action.sa_mask);
   action.sa_flags = SA_RESTART;
   for (const int number : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2}) sigaction(number, &action, nullptr);
+  action.sa_handler = on_bus_error;
+  sigaction(SIGBUS, &action, nullptr);
+  action.sa_handler = SIG_IGN;  // a file-size limit is an error of write(), which names the file
+  sigaction(SIGXFSZ, &action, nullptr);
 }
 
 SignalRequest take_signal_request() {

@@ -326,6 +326,7 @@ void Run::save_now() {
 }
 
 RunSummary Run::operator()() {
+  if (options_.handle_signals) install_signal_handlers();
   open_data();
   open_run_folder();
   listener_.on_setup(setup_, device_->info(), rates_, state_.step);
@@ -333,7 +334,6 @@ RunSummary Run::operator()() {
   const auto begin = Clock::now();
   allocate();
   load_start();
-  if (options_.handle_signals) install_signal_handlers();
   write_text_atomic(
       setup_.config.checkpoint.dir / "config.yaml",
       config::resolved_text(setup_.config) + fmt::format("# spipe-train {} ({}), {}\n", version(), git_commit(), build_text()));
