@@ -147,6 +147,7 @@ class Streaming {
   std::vector<std::size_t> sources_left_;
   std::vector<std::vector<std::uint32_t>> stored_;  // per kind and unit
   std::uint32_t norm_value_ = kNone;
+  std::vector<std::uint32_t> results_;  // per micro-batch
   struct Offload {
     int store_unit = 0, stage = 0;
   };
@@ -363,10 +364,10 @@ void Streaming::emit_loss(const Pass& pass, int m) {
   const double flops = unit(u).forward_flops + (training() ? unit(u).backward_flops : 0);
   const auto stage = narrow<std::uint16_t>(pass.stage);
   builder_.task({.kind = TaskKind::loss, .unit = u, .micro_batch = m, .flags = flags, .stage = stage, .flops = flops}, uses);
-  const std::uint32_t on_host =
-      builder_.buffer({.kind = BufferKind::host_result, .place = Place::host, .micro_batch = m, .bytes = loss_bytes});
+  results_.push_back(
+      builder_.buffer({.kind = BufferKind::host_result, .place = Place::host, .micro_batch = m, .bytes = loss_bytes}));
   builder_.task({.kind = TaskKind::result, .stream = StreamKind::d2h, .micro_batch = m, .stage = stage, .bytes = loss_bytes},
-                {{losses, Access::read}, {on_host, Access::write}});
+                {{losses, Access::read}, {results_.back(), Access::write}});
   if (training()) emit_reduces(pass, u, m);
 }
 
@@ -559,6 +560,8 @@ void Streaming::emit_updates() {
   for (int s = 0; s < shape_.store_unit_count(); ++s) {
     if (elements(s) > 0) norm_uses.push_back({stored(BufferKind::store_grad, s), Access::read});
   }
+  // The step is skipped when a loss is not finite.
+  for (const std::uint32_t result : results_) norm_uses.push_back({result, Access::read});
   norm_uses.push_back({norm_value_, Access::write});
   builder_.task({.kind = TaskKind::norm, .stream = StreamKind::cpu}, norm_uses);
   // In the order in which the next step needs them.

@@ -351,6 +351,7 @@ Finding Meaning::result(const Task& task) {
   const bool complete = target != nullptr && subject_.buffer(*target).micro_batch == task.micro_batch &&
                         reads(task, {.kind = Kind::token_loss, .micro_batch = task.micro_batch}) != nullptr;
   if (!complete) return bad(2, task, "does not bring its micro-batch's token losses to the host");
+  put(*target, {.kind = Kind::token_loss, .micro_batch = task.micro_batch});
   return std::nullopt;
 }
 
@@ -358,6 +359,15 @@ Finding Meaning::norm(const Task& task) {
   for (int s = 0; s < subject_.shape.store_unit_count(); ++s) {
     if (subject_.elements(s) == 0 || reads(task, {.kind = Kind::final_gradient, .unit = s}) != nullptr) continue;
     return bad(3, task, fmt::format("leaves out the gradient of {}, or comes before its offload", subject_.store_name(s)));
+  }
+  std::vector<bool> seen(static_cast<std::size_t>(options_.micro_batches), false);
+  for (const Use& use : subject_.uses(task)) {
+    const bool loss = subject_.buffer(use).kind == BufferKind::host_result && held(use).kind == Kind::token_loss;
+    if (loss) seen[static_cast<std::size_t>(held(use).micro_batch)] = true;
+  }
+  const auto unseen = std::find(seen.begin(), seen.end(), false);
+  if (unseen != seen.end()) {
+    return bad(3, task, fmt::format("judges the step without the losses of micro-batch {}", unseen - seen.begin()));
   }
   const Use* target = use_of(task, BufferKind::norm_value, Access::write);
   if (target == nullptr) return bad(3, task, "leaves its norm nowhere");

@@ -284,6 +284,14 @@ TEST_CASE("invariant 3: the norm sees every gradient") {
   expect(c, 3, norm);
 }
 
+TEST_CASE("invariant 3: the norm's verdict sees every loss") {
+  Case c = streamed_case();
+  const std::uint32_t norm = last_task(c.plan, TaskKind::norm);
+  use_of(c.plan, norm, BufferKind::host_result).buffer = use_of(c.plan, norm, BufferKind::norm_value).buffer;
+  c.plan.tasks[norm].use_count -= 1;  // the value itself comes last
+  expect(c, 3, norm);
+}
+
 TEST_CASE("invariant 3: sum groups are added whole and in order") {
   Case c = make({}, [](const model::ModelShape& shape) {
     ScheduleOptions options = streamed(shape, 2, 2, 6, true);
