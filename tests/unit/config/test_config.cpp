@@ -42,7 +42,7 @@ TEST_CASE("the smallest config takes every default") {
 
 TEST_CASE("every key reaches its field") {
   const Config c = parse(R"(
-model: {hf: some/folder, init: from_scratch}
+model: {hf: some/folder, init: from_scratch, initialization: fan_in, dropout: 0.25}
 data: {train: [a.bin, "b/*.bin"], eval: c.bin, seq_len: 33, shuffle_seed: 18446744073709551615}
 batch: {global: 12, micro: 3, sum_groups: 2}
 train: {steps: 5, precision: bf16, seed: 4, grad_clip: 0, recompute: true, park: false, eval_every: 2, eval_batches: 7,
@@ -57,6 +57,7 @@ log: {every: 1, jsonl: false, trace: true, tensorboard: false}
 )");
   CHECK(c.model.hf == "some/folder");
   CHECK(c.model.init == Init::from_scratch);
+  CHECK((c.model.initialization == "fan_in" && c.model.dropout == 0.25));
   CHECK(c.data.train == std::vector<std::string>{"a.bin", "b/*.bin"});
   CHECK(c.data.eval == std::vector<std::string>{"c.bin"});
   CHECK(c.data.seq_len == 33);
