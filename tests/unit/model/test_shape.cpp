@@ -132,9 +132,9 @@ TEST_CASE("the head's chunk covers the rows evenly within its budget") {
     const std::int64_t tokens = 1 + static_cast<std::int64_t>(random() % 20000);
     const std::int64_t chunk = model::default_head_chunk(a, tokens);
     INFO("vocab " << a.vocab_size << " tokens " << tokens << " chunk " << chunk);
-    REQUIRE(chunk >= std::min<std::int64_t>(64, tokens));
+    REQUIRE(chunk >= std::min<std::int64_t>(128, tokens));
     REQUIRE(chunk <= tokens);
-    REQUIRE(chunk <= std::max<std::int64_t>(128, (8 << 20) / 4 / a.vocab_size));
+    REQUIRE(chunk <= std::max<std::int64_t>(256, (8 << 20) / 4 / a.vocab_size));
     const std::int64_t chunks = (tokens + chunk - 1) / chunk, last = tokens - (chunks - 1) * chunk;
     REQUIRE(chunk - last < chunks);  // as even as whole rows allow
   }
