@@ -39,6 +39,7 @@ struct Cuts {
 std::vector<int> forward_cuts(const FitRequest& request, int end, int stages) {
   const ModelShape& shape = *request.input.shape;
   std::vector<double> weights;
+  weights.reserve(static_cast<std::size_t>(end));
   for (int u = 0; u < end; ++u) weights.push_back(static_cast<double>(parameter_elements(shape, u)));
   return balanced_cuts(weights, stages);
 }

@@ -1,6 +1,7 @@
 // The plan as text: one line a task, stable from run to run, made for diff.
 #include <fmt/format.h>
 
+#include <array>
 #include <iterator>
 
 #include "spipe/plan/plan.h"
@@ -9,6 +10,8 @@ namespace spipe::plan {
 
 namespace {
 
+constexpr std::array kAccessLetters = {"r", "w", "u"};
+
 std::string joined(const std::vector<int>& values) {
   std::string text;
   for (const int value : values) text += (text.empty() ? "" : ",") + std::to_string(value);
@@ -16,10 +19,9 @@ std::string joined(const std::vector<int>& values) {
 }
 
 void append_buffer(std::string& out, const Plan& plan, const Use& use) {
-  static constexpr const char* kAccess[] = {"r", "w", "u"};
   const Buffer& buffer = plan.buffers[use.buffer];
   auto sink = std::back_inserter(out);
-  fmt::format_to(sink, " {}:{}", kAccess[static_cast<int>(use.access)], buffer_kind_name(buffer.kind));
+  fmt::format_to(sink, " {}:{}", kAccessLetters[static_cast<std::size_t>(use.access)], buffer_kind_name(buffer.kind));
   if (buffer.unit >= 0) fmt::format_to(sink, ".{}", buffer.unit);
   if (buffer.source >= 0) fmt::format_to(sink, "<{}", buffer.source);
   if (buffer.micro_batch >= 0) fmt::format_to(sink, "/{}", buffer.micro_batch);

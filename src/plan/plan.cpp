@@ -11,24 +11,25 @@
 
 namespace spipe::plan {
 
-const char* task_kind_name(TaskKind kind) {
-  static constexpr std::array kNames = {"input",  "fetch",   "forward", "loss", "backward", "reduce", "park",
-                                        "unpark", "offload", "result",  "norm", "optimize", "commit", "save"};
-  return kNames.at(static_cast<std::size_t>(kind));
-}
+namespace {
 
-const char* stream_name(StreamKind stream) {
-  static constexpr std::array kNames = {"compute", "h2d", "d2h", "cpu", "io"};
-  return kNames.at(static_cast<std::size_t>(stream));
-}
+constexpr std::array kTaskKindNames = {"input",  "fetch",   "forward", "loss", "backward", "reduce", "park",
+                                       "unpark", "offload", "result",  "norm", "optimize", "commit", "save"};
+constexpr std::array kStreamNames = {"compute", "h2d", "d2h", "cpu", "io"};
+constexpr std::array kBufferKindNames = {
+    "constants",   "parameters", "gradient",   "gradient_partial", "boundary",      "boundary_gradient",
+    "saved",       "workspace",  "input",      "token_loss",       "store_compute", "store_grad",
+    "store_state", "parked",     "host_input", "host_result",      "norm_value",    "checkpoint_file"};
+constexpr std::uint32_t kNever = UINT32_MAX;
+constexpr std::size_t kBufferKinds = kBufferKindNames.size();
 
-const char* buffer_kind_name(BufferKind kind) {
-  static constexpr std::array kNames = {
-      "constants",   "parameters", "gradient",   "gradient_partial", "boundary",      "boundary_gradient",
-      "saved",       "workspace",  "input",      "token_loss",       "store_compute", "store_grad",
-      "store_state", "parked",     "host_input", "host_result",      "norm_value",    "checkpoint_file"};
-  return kNames.at(static_cast<std::size_t>(kind));
-}
+}  // namespace
+
+const char* task_kind_name(TaskKind kind) { return kTaskKindNames.at(static_cast<std::size_t>(kind)); }
+
+const char* stream_name(StreamKind stream) { return kStreamNames.at(static_cast<std::size_t>(stream)); }
+
+const char* buffer_kind_name(BufferKind kind) { return kBufferKindNames.at(static_cast<std::size_t>(kind)); }
 
 namespace {
 
@@ -156,7 +157,6 @@ std::string summary(const Plan& plan) {
 
 std::vector<MemoryUse> memory_by_kind(const Plan& plan) {
   // The rank whose live bytes peak highest is shown; a life runs from first to last access in program order.
-  constexpr std::uint32_t kNever = UINT32_MAX;
   std::vector<std::uint32_t> first(plan.buffers.size(), kNever), last(plan.buffers.size(), 0);
   for (const Task& task : plan.tasks) {
     for (std::uint32_t i = 0; i < task.use_count; ++i) {
@@ -180,8 +180,7 @@ std::vector<MemoryUse> memory_by_kind(const Plan& plan) {
   std::sort(events.begin(), events.end(), [](const Event& a, const Event& b) {
     return std::tuple(a.time, a.begin, a.buffer) < std::tuple(b.time, b.begin, b.buffer);  // ends before beginnings
   });
-  constexpr std::size_t kKinds = static_cast<std::size_t>(BufferKind::checkpoint_file) + 1;
-  using ByKind = std::array<std::uint64_t, kKinds>;
+  using ByKind = std::array<std::uint64_t, kBufferKinds>;
   const auto ranks = static_cast<std::size_t>(plan.ranks);
   std::vector<ByKind> live(ranks, ByKind{}), at_peak(ranks, ByKind{}), own_peak(ranks, ByKind{});
   std::vector<std::uint64_t> total(ranks, 0), peak(ranks, 0);
@@ -204,7 +203,7 @@ std::vector<MemoryUse> memory_by_kind(const Plan& plan) {
   }
   const std::size_t top = static_cast<std::size_t>(std::max_element(peak.begin(), peak.end()) - peak.begin());
   std::vector<MemoryUse> rows;
-  for (std::size_t k = 0; k < kKinds; ++k) {
+  for (std::size_t k = 0; k < kBufferKinds; ++k) {
     if (own_peak[top][k] > 0) rows.push_back({static_cast<BufferKind>(k), at_peak[top][k], own_peak[top][k]});
   }
   return rows;

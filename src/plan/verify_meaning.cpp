@@ -8,6 +8,8 @@ namespace spipe::plan::verification {
 
 namespace {
 
+constexpr std::uint32_t kUnset = UINT32_MAX;
+
 using model::ComputeUnit;
 using model::UnitKind;
 
@@ -90,7 +92,6 @@ Meaning::Meaning(const Subject& subject)
       options_(subject.plan.options),
       held_(subject.plan.buffers.size()),
       stages_(static_cast<std::size_t>(subject.shape.store_unit_count()), Stage::committed) {
-  constexpr std::uint32_t kUnset = UINT32_MAX;
   std::vector<std::uint32_t> gradient_plane(stages_.size(), kUnset);
   for (std::uint32_t b = 0; b < subject.plan.buffers.size(); ++b) {
     const Buffer& buffer = subject.plan.buffers[b];

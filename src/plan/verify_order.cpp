@@ -277,7 +277,8 @@ Finding check_sharing(const Subject& subject, const Order& order, const std::vec
       auto at = owners.lower_bound(begin);
       if (at != owners.begin() && std::prev(at)->second.end > begin) --at;
       while (at != owners.end() && at->first < end) {
-        const auto [start, owner] = *at;
+        const std::uint64_t start = at->first;
+        const Owner owner = at->second;
         const Tenancy& other = all[owner.buffer];
         const auto told = [&](const char* finding) {
           const Buffer& neighbour = plan.buffers[owner.buffer];
