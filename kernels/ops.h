@@ -49,7 +49,8 @@ inline ConstPtr offset(ConstPtr p, std::int64_t elements) {
 
 // C[m,n] = op(A)[m,k] op(B)[k,n] (+ bias[n] on every row) (+ C when accumulate).
 // trans_a: A is stored [k,m]; trans_b: B is stored [n,k]. Default ld (0): the stored row length.
-// Backward of y = x W^T + b: dx = dy W (NN), dW = dy^T x (TN), so all three forms are used. bias excludes accumulate.
+// Backward of y = x W^T + b: dx = dy W (NN), dW = dy^T x (TN), so all three forms are used. bias excludes accumulate;
+// accumulate needs an fp32 C.
 struct MatmulArgs {
   ConstPtr a, b;
   Ptr c;

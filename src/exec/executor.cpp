@@ -157,8 +157,9 @@ struct Executor::Impl {
     call.stream = handle;
     call.step = request.step;
     if (task.kind == TaskKind::loss) {
+      // Without targets every row is masked and every gradient zero, whatever the scale; the update is skipped.
       const bool evaluate = (task.flags & plan::kEvaluate) != 0;
-      call.loss_scale = request.targets == 0 ? 0.0F : static_cast<float>(1.0 / static_cast<double>(request.targets));
+      call.loss_scale = request.targets == 0 ? 1.0F : static_cast<float>(1.0 / static_cast<double>(request.targets));
       SPIPE_CHECK(evaluate == (call.input_gradient == nullptr), "a training loss without a place for its gradient");
       model::head_loss(*machine.shape, call);
     } else if (task.kind == TaskKind::forward) {

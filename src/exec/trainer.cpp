@@ -14,6 +14,7 @@
 #include "spipe/base/file.h"
 #include "spipe/base/host.h"
 #include "spipe/base/log.h"
+#include "spipe/base/thread_pool.h"
 #include "spipe/base/units.h"
 #include "spipe/base/version.h"
 #include "spipe/data/data.h"
@@ -161,17 +162,21 @@ void Run::allocate() {
   if (setup_.fit.evaluate) eval_executor_ = std::make_unique<Executor>(*setup_.fit.evaluate, machine_);
 }
 
-void initialize(const RunSetup& setup, store::Store& store) {
+// Initial values are a function of (seed, name, element), so parameters can be filled in any order by any thread.
+void initialize(const RunSetup& setup, store::Store& store, int threads) {
+  std::vector<std::pair<int, const model::Parameter*>> all;
   for (int s = 0; s < setup.shape.store_unit_count(); ++s) {
-    const model::StoreUnit& unit = setup.shape.store_units[static_cast<std::size_t>(s)];
-    for (const model::Parameter& p : unit.parameters) {
-      float* master = store.master(s) + p.offset;
-      model::initialize_parameter(setup.architecture, p, setup.config.train.seed, master);
-      if (!setup.format.separate_master) continue;
-      auto* copy = static_cast<std::uint16_t*>(store.slab(s, store::Plane::compute).data) + p.offset;
-      for (std::uint64_t i = 0; i < p.elements(); ++i) copy[i] = bf16_from_f32_half_up(master[i]);
-    }
+    for (const model::Parameter& p : setup.shape.store_units[static_cast<std::size_t>(s)].parameters) all.emplace_back(s, &p);
   }
+  ThreadPool pool(threads);
+  pool.parallel_for(static_cast<std::int64_t>(all.size()), [&](std::int64_t item, int) {
+    const auto& [s, p] = all[static_cast<std::size_t>(item)];
+    float* master = store.master(s) + p->offset;
+    model::initialize_parameter(setup.architecture, *p, setup.config.train.seed, master);
+    if (!setup.format.separate_master) return;
+    auto* copy = static_cast<std::uint16_t*>(store.slab(s, store::Plane::compute).data) + p->offset;
+    for (std::uint64_t i = 0; i < p->elements(); ++i) copy[i] = bf16_from_f32_half_up(master[i]);
+  });
 }
 
 void Run::load_start() {
@@ -181,7 +186,7 @@ void Run::load_start() {
   } else if (c.model.init == config::Init::pretrained) {
     io::load_model(c.model.hf, setup_.shape, *store_);
   } else {
-    initialize(setup_, *store_);
+    initialize(setup_, *store_, device_->info().threads);
   }
   state_.data_fingerprint = train_data_->fingerprint();
   for (int s = 0; s < setup_.shape.store_unit_count(); ++s) store_->set_version(s, state_.updates);
