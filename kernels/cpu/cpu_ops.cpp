@@ -5,6 +5,7 @@
 
 #include <mutex>
 #include <oneapi/dnnl/dnnl.hpp>
+#include <string>
 
 #include "kernels/cpu/cpu_ops_impl.h"
 

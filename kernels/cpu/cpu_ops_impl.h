@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "kernels/cpu/cpu_ops.h"

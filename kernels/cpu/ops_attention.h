@@ -31,7 +31,7 @@ struct AttentionTable {
   std::int64_t (*forward_scratch)(std::int64_t head_dim);
   std::int64_t (*backward_scratch)(std::int64_t head_dim);
   void (*forward)(const AttentionForwardArgs& args, const AttentionForwardItem& item);
-  // delta of `rows` queries of one head: sum over head_dim of dout * out.
+  // delta[seq_len] of one head: sums over head_dim of dout * out.
   void (*delta)(const AttentionBackwardArgs& args, std::int64_t batch, std::int64_t head, float* delta);
   void (*backward)(const AttentionBackwardArgs& args, const AttentionBackwardItem& item);
 };
