@@ -107,7 +107,7 @@ TEST_CASE("an unknown key is named with its path, line and the nearest known key
   CHECK(refusal("<<: {lr: 1}").starts_with("run.yaml:4: unknown key '<<'"));
 }
 
-TEST_CASE("--set is checked like the file") {
+TEST_CASE("an override by --set is checked like the file") {
   CHECK(refused_set("optimizer.lrr=1") == "--set: unknown key 'optimizer.lrr'; did you mean 'optimizer.lr'?");
   CHECK(refused_set("qqqqqq.wwwwww=1") ==
         "--set: unknown key 'qqqqqq.wwwwww'; the top-level keys are model, data, batch, train, optimizer, parallel, device, "
