@@ -110,7 +110,7 @@ TEST_CASE("the user's mistakes: one line on stderr, code 2, nothing written") {
   }
 }
 
-TEST_CASE("--dry-run shows config, memory and plan, and trains nothing") {
+TEST_CASE("a dry run (--dry-run) shows config, memory and plan, and trains nothing") {
   const TempFolder folder;
   write_tiny_files(folder.path(), llama());
   const ProgramResult result =
