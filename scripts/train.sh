@@ -13,9 +13,6 @@ if [ ! -s "$data/train.bin" ] || [ ! -s "$data/heldout.bin" ]; then
   bash scripts/prepare_quickstart.sh "$data" "$bin/spipe"
 fi
 
-"$bin/spipe-train" configs/quickstart.yaml "$@"
-
-echo
-echo "corpus and token files: $data"
-echo "checkpoints, metrics.jsonl and the log: runs/quickstart (checkpoint.dir of configs/quickstart.yaml)"
-echo "continue: $bin/spipe-train configs/quickstart.yaml --resume --set train.steps=N"
+# A second call continues, or says that the run is finished.
+"$bin/spipe-train" configs/quickstart.yaml --resume auto "$@"
+echo "  corpus      $data"
