@@ -54,7 +54,7 @@ void run_tokenize(const data::TokenizeOptions& options) {
 }
 
 int run(int argc, char** argv) {
-  CLI::App app{"spipe: plans, token files and other things around spipe-train."};
+  CLI::App app{"spipe: plans, token files and other things around spipe-train.", "spipe"};
   app.footer(
       "Examples:\n"
       "  spipe plan run.yaml                      memory and plan of a run, verified, without running it\n"
@@ -86,7 +86,7 @@ int run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : static_cast<int>(ExitCode::kUser);
+    return parse_failure(app, error);
   }
   init_logging(LogLevel::info);
   if (plan_command->parsed()) run_plan(plan);

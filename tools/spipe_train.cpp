@@ -124,7 +124,8 @@ std::vector<std::string> joined_arguments(int argc, char** argv) {
 }
 
 int run(int argc, char** argv) {
-  CLI::App app{"spipe-train: trains a language model whose state lives in host memory and streams through the device."};
+  CLI::App app{"spipe-train: trains a language model whose state lives in host memory and streams through the device.",
+               "spipe-train"};
   app.footer(
       "Examples:\n"
       "  spipe-train configs/quickstart.yaml\n"
@@ -150,7 +151,7 @@ int run(int argc, char** argv) {
   try {
     app.parse(joined_arguments(argc, argv));
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : static_cast<int>(ExitCode::kUser);
+    return parse_failure(app, error);
   }
 
   init_logging(verbose ? LogLevel::debug : LogLevel::info);

@@ -69,6 +69,15 @@ std::string device_text(const device::DeviceInfo& info, const device::DeviceRate
       rates.adam_parameters * 1e-9);
 }
 
+int parse_failure(const CLI::App& app, const CLI::ParseError& error) {
+  if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) return app.exit(error);
+  std::string what = error.what();
+  while (!what.empty() && (what.back() == '\n' || what.back() == '.')) what.pop_back();
+  fmt::print(stderr, "error: {}; {} --help shows what there is\n", what,
+             app.get_name().empty() ? "spipe-train" : app.get_name());
+  return static_cast<int>(ExitCode::kUser);
+}
+
 int guarded(int (*body)(int, char**), int argc, char** argv) {
   try {
     return body(argc, argv);

@@ -1,6 +1,7 @@
 // The tables a run begins with, shared by spipe-train, --dry-run and `spipe plan`.
 #pragma once
 
+#include <CLI/CLI.hpp>
 #include <string>
 
 #include "spipe/device/device.h"
@@ -12,6 +13,9 @@ namespace spipe::tools {
 [[nodiscard]] std::string memory_table(const exec::RunSetup& setup);
 [[nodiscard]] std::string plan_text(const exec::RunSetup& setup);
 [[nodiscard]] std::string device_text(const device::DeviceInfo& info, const device::DeviceRates& rates);
+
+// What to do after CLI11's exception: prints help or version for those, else one line on stderr; returns the exit code.
+int parse_failure(const CLI::App& app, const CLI::ParseError& error);
 
 // Runs `body`; prints an Error or InternalError as one line on stderr and returns the exit code.
 int guarded(int (*body)(int, char**), int argc, char** argv);

@@ -85,6 +85,17 @@ config::NumericsBlock make_numerics(const RunSetup& setup, const device::DeviceI
   return block;
 }
 
+// A plan has a few tasks for every unit and micro-batch; beyond some millions it is not worth making.
+void check_plan_size(const RunSetup& setup) {
+  constexpr std::uint64_t kMostVisits = 1'000'000;
+  const auto units = static_cast<std::uint64_t>(setup.shape.unit_count());
+  const std::uint64_t visits = checked_mul(units, static_cast<std::uint64_t>(setup.micro_batches));
+  if (visits <= kMostVisits) return;
+  throw Error(fmt::format("a step of {} micro-batches through {} units is too large to plan ({} visits, at most {})",
+                          setup.micro_batches, units, visits, kMostVisits),
+              setup.config.file.string(), "raise batch.micro or lower batch.global");
+}
+
 // What fit() may use of the host: the configured or measured limit less what every run needs beside plans.
 std::uint64_t host_limit(RunSetup& setup) {
   const HostMemory memory = host_memory();
@@ -142,6 +153,7 @@ RunSetup prepare_run(const config::Config& config, const device::DeviceInfo& inf
   setup.format = store::store_format(compute);
   setup.layout = store::make_store_layout(setup.shape, setup.format);
   setup.micro_batches = narrow<int>(config.batch.global / config.batch.micro);
+  check_plan_size(setup);
   setup.lr = make_lr(config);
   setup.hyper = {config.optimizer.beta1, config.optimizer.beta2, config.optimizer.eps, config.optimizer.weight_decay};
   setup.numerics = make_numerics(setup, info);

@@ -92,6 +92,7 @@ TEST_CASE("the user's mistakes: one line on stderr, code 2, nothing written") {
       {{"batch.micro=4"}, "4"},
       {{"optimizer.policy=overlap"}, "overlap"},
       {{"device.isa=mmx"}, "mmx"},
+      {{"batch.global=1000000000"}, "too large to plan"},
   };
   for (const auto& [settings, expected] : mistakes) {
     const TempFolder folder;
