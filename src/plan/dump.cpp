@@ -23,8 +23,12 @@ void append_buffer(std::string& out, const Plan& plan, const Use& use) {
   if (buffer.unit >= 0) fmt::format_to(sink, ".{}", buffer.unit);
   if (buffer.source >= 0) fmt::format_to(sink, "<{}", buffer.source);
   if (buffer.micro_batch >= 0) fmt::format_to(sink, "/{}", buffer.micro_batch);
+  if (plan.hosts() > 1 && (buffer.place == Place::store || buffer.place == Place::host)) {
+    fmt::format_to(sink, "#{}", buffer.host);
+  }
   if (buffer.place == Place::store && buffer.kind == BufferKind::gradient) out += "@store";
-  if (buffer.place == Place::device || buffer.kind == BufferKind::parked) {
+  if (buffer.place == Place::device || buffer.kind == BufferKind::parked || buffer.kind == BufferKind::mailbox ||
+      buffer.kind == BufferKind::norm_parts) {
     fmt::format_to(sink, "@{}+{}", buffer.offset, buffer.bytes);
   }
 }
@@ -41,6 +45,7 @@ void append_task(std::string& out, const Plan& plan, const Task& task) {
   if ((task.flags & kEvaluate) != 0) out += " evaluate";
   if ((task.flags & kRecompute) != 0) out += " recompute";
   if ((task.flags & kLastOfStage) != 0) out += " last";
+  if (task.peer != kNoPeer) fmt::format_to(sink, " peer {} rank {}", task.peer, task.peer_rank);
   if (task.bytes > 0) fmt::format_to(sink, " bytes {}", task.bytes);
   if (task.flops > 0) fmt::format_to(sink, " flops {:.6g}", task.flops);
   out += " | waits";

@@ -12,13 +12,16 @@
 namespace spipe::plan {
 
 const char* task_kind_name(TaskKind kind) {
-  static constexpr std::array kNames = {"input",  "fetch",   "forward", "loss", "backward", "reduce", "park",
-                                        "unpark", "offload", "result",  "norm", "optimize", "commit", "save"};
+  static constexpr std::array kNames = {"input",  "fetch",  "forward", "loss",   "backward", "reduce",
+                                        "park",   "unpark", "offload", "result", "norm",     "optimize",
+                                        "commit", "save",   "send",    "recv",   "push",     "pull"};
+  static_assert(kNames.size() == kTaskKinds);
   return kNames.at(static_cast<std::size_t>(kind));
 }
 
 const char* stream_name(StreamKind stream) {
-  static constexpr std::array kNames = {"compute", "h2d", "d2h", "cpu", "io"};
+  static constexpr std::array kNames = {"compute", "h2d", "d2h", "cpu", "io", "comm"};
+  static_assert(kNames.size() == kStreamCount);
   return kNames.at(static_cast<std::size_t>(stream));
 }
 
@@ -29,6 +32,8 @@ const char* buffer_kind_name(BufferKind kind) {
       "store_state", "parked",     "host_input", "host_result",      "norm_value",    "checkpoint_file"};
   return kNames.at(static_cast<std::size_t>(kind));
 }
+
+int Plan::hosts() const { return 1 + *std::max_element(host_of_rank.begin(), host_of_rank.end()); }
 
 namespace {
 
@@ -73,6 +78,11 @@ void hash_options(Hasher& hash, const ScheduleOptions& options) {
   hash.add(options.prefetch);
   hash.add(options.evaluate);
   hash.add(options.save);
+  hash.add(options.ranks);
+  hash.add(options.replicas);
+  hash.add(options.fuse_last);
+  hash.add(options.barrier_between_steps);
+  hash.add(options.early_updates);
 }
 
 }  // namespace
@@ -94,6 +104,8 @@ std::uint64_t plan_hash(const Plan& plan) {
     hash.add(task.stage);
     hash.add(task.bytes);
     hash.add(task.flops);
+    hash.add(task.peer);
+    hash.add(task.peer_rank);
     hash.add(task.use_count);
     for (std::uint32_t i = 0; i < task.use_count; ++i) {
       hash.add(plan.uses[task.first_use + i].buffer);
@@ -115,10 +127,15 @@ std::uint64_t plan_hash(const Plan& plan) {
     hash.add(buffer.source);
     hash.add(buffer.bytes);
     hash.add(buffer.offset);
+    hash.add(buffer.host);
   }
   hash.add(plan.arena_bytes);
   hash.add(plan.in_place_bytes);
   hash.add(plan.parking_bytes);
+  hash.add_list(plan.host_of_rank);
+  hash.add_list(plan.home_of_unit);
+  hash.add(plan.mailbox_bytes.size());
+  for (const std::uint64_t bytes : plan.mailbox_bytes) hash.add(bytes);
   return hash.value();
 }
 
@@ -180,7 +197,7 @@ std::vector<MemoryUse> memory_by_kind(const Plan& plan) {
   std::sort(events.begin(), events.end(), [](const Event& a, const Event& b) {
     return std::tuple(a.time, a.begin, a.buffer) < std::tuple(b.time, b.begin, b.buffer);  // ends before beginnings
   });
-  constexpr std::size_t kKinds = static_cast<std::size_t>(BufferKind::checkpoint_file) + 1;
+  constexpr auto kKinds = static_cast<std::size_t>(kBufferKinds);
   using ByKind = std::array<std::uint64_t, kKinds>;
   const auto ranks = static_cast<std::size_t>(plan.ranks);
   std::vector<ByKind> live(ranks, ByKind{}), at_peak(ranks, ByKind{}), own_peak(ranks, ByKind{});

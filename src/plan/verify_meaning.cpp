@@ -427,6 +427,11 @@ Finding Meaning::step(const Task& task) {
       return commit(task);
     case TaskKind::save:
       return save(task);
+    case TaskKind::send:
+    case TaskKind::recv:
+    case TaskKind::push:
+    case TaskKind::pull:
+      return bad(5, task, "moves data between ranks");
   }
   return bad(5, task, "is of no known kind");
 }
