@@ -75,6 +75,12 @@ void log_warning(std::string_view message) { log(LogLevel::warning, "warning: ",
 void log_error(std::string_view message) { log(LogLevel::error, "error: ", message); }
 void log_last_error(std::string_view message) { log(LogLevel::error, "error: ", message, true); }
 
+void close_log() {
+  Sinks& to = sinks();
+  const std::lock_guard<std::mutex> guard(to.lock);
+  to.closed = true;
+}
+
 void set_log_line_hook(void (*before_line)()) {
   Sinks& to = sinks();
   const std::lock_guard<std::mutex> guard(to.lock);

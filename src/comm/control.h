@@ -11,6 +11,7 @@ namespace spipe::comm {
 
 struct RankState {
   std::atomic<std::uint32_t> finished{0};  // this rank may leave without being missed
+  std::atomic<std::uint32_t> silent{0};    // this rank prints nothing any more
 };
 
 struct ControlBlock {
@@ -18,6 +19,7 @@ struct ControlBlock {
   std::atomic<std::uint32_t> stop{0};     // the job is ending; cause and code are valid
   std::atomic<std::uint32_t> claimed{0};  // rank + 1 of whoever names the first cause; kRemote: another machine did
   std::atomic<std::int32_t> code{0};
+  std::atomic<std::uint32_t> printed{0};  // the cause was
   std::array<char, kCauseBytes> cause{};
 
   static constexpr std::uint32_t kRemote = ~std::uint32_t{0};

@@ -23,10 +23,12 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr int kLookEveryMs = 20;             // at the stop word
-constexpr milliseconds kClaimPatience{200};  // from another's claim to its cause
-constexpr milliseconds kPeerPatience{500};   // for the machine's other ranks to leave before they are killed
-constexpr unsigned kLastResortSeconds = 3;   // an ending that hangs itself is ended by SIGALRM
+constexpr int kLookEveryMs = 20;               // at the stop word
+constexpr milliseconds kClaimPatience{200};    // from another's claim to its cause
+constexpr milliseconds kSilencePatience{100};  // for the machine's other ranks to fall silent
+constexpr milliseconds kPrintPatience{300};    // for the cause to be printed
+constexpr milliseconds kPeerPatience{500};     // for the machine's other ranks to leave before they are killed
+constexpr unsigned kLastResortSeconds = 3;     // an ending that hangs itself is ended by SIGALRM
 constexpr const char* kResume = "; run again with --resume to go on from the last checkpoint";
 
 constexpr milliseconds kTerminationPatience{500};  // from SIGTERM to an end without a better cause
@@ -175,19 +177,34 @@ void Watch::on_death(const Process& process) {
   if (!launcher) block.claim_after(static_cast<std::uint32_t>(process.rank) + 1, me, cause, code);
 }
 
-// Waits until this machine's other ranks are gone, so that what the caller prints is the last line; helps those that cannot end
-// themselves (stopped, or hanging in the kernel's hands).
-void Watch::outlive_peers() {
+std::vector<Watch::Process> Watch::peers() {
   std::vector<Process> others;
-  {
-    const std::lock_guard<std::mutex> guard(lock_);
-    for (const Process& process : processes_) {
-      if (process.rank >= 0) others.push_back(process);
-    }
+  const std::lock_guard<std::mutex> guard(lock_);
+  for (const Process& process : processes_) {
+    if (process.rank >= 0) others.push_back(process);
   }
-  const auto all_gone = [&] { return std::ranges::all_of(others, has_ended); };
+  return others;
+}
+
+// A launcher that sees a rank end kills the others within milliseconds. So everybody falls silent first, the cause is printed,
+// and only then they leave.
+void Watch::print_last(const std::string& cause) {
+  ControlBlock& block = control();
+  const std::vector<Process> others = peers();
+  const auto silent = [&](const Process& process) { return block.state(process.rank).silent != 0 || has_ended(process); };
+  const Clock::time_point deadline = Clock::now() + kSilencePatience;
+  while (!std::ranges::all_of(others, silent) && Clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+  log_last_error(cause);
+  block.printed.store(1, std::memory_order_release);
+}
+
+// Helps those of this machine's ranks that cannot end themselves (stopped, or without a watch thread that runs).
+void Watch::outlive_peers() {
+  const std::vector<Process> others = peers();
   const Clock::time_point deadline = Clock::now() + kPeerPatience;
-  while (!all_gone() && Clock::now() < deadline) std::this_thread::sleep_for(milliseconds(2));
+  while (!std::ranges::all_of(others, has_ended) && Clock::now() < deadline) std::this_thread::sleep_for(milliseconds(2));
   for (const Process& process : others) {
     if (!has_ended(process)) send_kill(process.pid, process.fd);
   }
@@ -205,9 +222,16 @@ void Watch::end_process() {
   const int code = block.code.load(std::memory_order_relaxed);
   if (block.claimed.load(std::memory_order_acquire) == static_cast<std::uint32_t>(settings_.rank) + 1) {
     const std::string cause = block.cause_text();
+    print_last(cause);
     if (relay_) relay_(cause, code);
     outlive_peers();
-    log_last_error(cause);
+  } else {
+    close_log();
+    if (&block != &own_) block.state(settings_.rank).silent.store(1, std::memory_order_release);
+    const Clock::time_point deadline = Clock::now() + kPrintPatience;
+    while (block.printed.load(std::memory_order_acquire) == 0 && Clock::now() < deadline) {
+      std::this_thread::sleep_for(milliseconds(1));
+    }
   }
   ::_exit(code != 0 ? code : static_cast<int>(ExitCode::kInternal));
 }

@@ -47,7 +47,9 @@ class Watch {
   void wait_for_event();
   void on_death(const Process& process);
   void end_process();
+  void print_last(const std::string& cause);
   void outlive_peers();
+  std::vector<Process> peers();
   static bool has_ended(const Process& process);
   static Process open_process(int rank, int pid);
 
