@@ -27,9 +27,10 @@ const char* stream_name(StreamKind stream) {
 
 const char* buffer_kind_name(BufferKind kind) {
   static constexpr std::array kNames = {
-      "constants",   "parameters", "gradient",   "gradient_partial", "boundary",      "boundary_gradient",
-      "saved",       "workspace",  "input",      "token_loss",       "store_compute", "store_grad",
-      "store_state", "parked",     "host_input", "host_result",      "norm_value",    "checkpoint_file"};
+      "constants",  "parameters",  "gradient",   "gradient_partial", "boundary",   "boundary_gradient", "saved",
+      "workspace",  "input",       "token_loss", "store_compute",    "store_grad", "store_state",       "parked",
+      "host_input", "host_result", "norm_value", "checkpoint_file",  "mailbox",    "norm_parts",        "wire"};
+  static_assert(kNames.size() == kBufferKinds);
   return kNames.at(static_cast<std::size_t>(kind));
 }
 
