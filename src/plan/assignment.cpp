@@ -19,7 +19,7 @@ namespace {
 void check_cuts(const std::vector<int>& cuts, int units, const char* which) {
   for (std::size_t i = 0; i < cuts.size(); ++i) {
     if ((i > 0 || cuts[0] == 0) && cuts[i] < units && (i == 0 || cuts[i] > cuts[i - 1])) continue;
-    throw Error(fmt::format("{} cut {} of the {} stages does not lie between the one before and the model's {} units", i,
+    throw Error(fmt::format("cut {} ({}) of the {} stages does not lie between the one before and the model's {} units", i,
                             cuts[i], which, units),
                 fmt::format("parallel.{}_stages", which), "cuts ascend from 0");
   }

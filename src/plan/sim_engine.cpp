@@ -23,6 +23,10 @@ Engine::Engine(const Plan& plan, const std::vector<TaskCost>& costs, const Hardw
   instances_.resize(count_ * static_cast<std::size_t>(steps_));
   queues_.resize(static_cast<std::size_t>(plan.ranks) * kStreamCount);
   for (const Task& task : plan.tasks) queues_[queue_of(task)].tasks.push_back(task.id);
+  for (std::size_t q = 0; q < queues_.size(); ++q) {
+    queues_[q].messages = static_cast<StreamKind>(q % kStreamCount) == StreamKind::comm;
+    if (queues_[q].messages) queues_[q].left.assign(static_cast<std::size_t>(steps_), queues_[q].tasks.size());
+  }
   left_.assign(static_cast<std::size_t>(steps_), count_);
   tax_.assign(static_cast<std::size_t>(plan.ranks), 0);
   make_resources();
@@ -120,16 +124,32 @@ void Engine::run() {
 
 void Engine::try_start(std::size_t q, std::uint64_t after) {
   Queue& queue = queues_[q];
+  if (queue.messages) {
+    for (int step = 0; step < steps_; ++step) try_messages(q, step, after);
+    return;
+  }
   if (queue.busy || queue.step >= steps_ || queue.tasks.empty()) return;
   const std::uint64_t instance = static_cast<std::uint64_t>(queue.step) * count_ + queue.tasks[queue.next];
   if (instances_[instance].pending > 0) return;
-  if (plan_.options.barrier_between_steps && queue.step > 0 && left_[static_cast<std::size_t>(queue.step) - 1] > 0) return;
+  if (!step_open(queue.step)) return;
   queue.busy = true;
   if (++queue.next == queue.tasks.size()) {
     queue.next = 0;
     ++queue.step;
   }
   start(instance, after);
+}
+
+void Engine::try_message(std::uint64_t i, std::uint64_t after) {
+  const auto step = static_cast<int>(i / count_);
+  const Queue& queue = queues_[queue_of(plan_.tasks[task_of(i)])];
+  if (instances_[i].begun || instances_[i].pending > 0 || !step_open(step)) return;
+  if (step > 0 && queue.left[static_cast<std::size_t>(step) - 1] > 0) return;
+  start(i, after);
+}
+
+void Engine::try_messages(std::size_t q, int step, std::uint64_t after) {
+  for (const std::uint32_t id : queues_[q].tasks) try_message(static_cast<std::uint64_t>(step) * count_ + id, after);
 }
 
 double Engine::compute_factor(std::uint64_t instance) const {
@@ -225,13 +245,25 @@ void Engine::finish(std::uint64_t i) {
   const std::uint32_t id = task_of(i);
   const std::uint64_t step = i / count_;
   const std::size_t own = queue_of(plan_.tasks[id]);
-  queues_[own].busy = false;
-  try_start(own, i);
+  Queue& queue = queues_[own];
+  queue.busy = false;
+  if (!queue.messages) {
+    try_start(own, i);
+  } else if (--queue.left[step] == 0 && static_cast<int>(step) + 1 < steps_) {
+    try_messages(own, static_cast<int>(step) + 1, i);
+  }
   for (std::uint32_t d = first_dependent_[id]; d < first_dependent_[id + 1]; ++d) {
     const Dependent& dependent = dependents_[d];
     const std::uint64_t its_step = step + (dependent.next_step ? 1 : 0);
     if (its_step >= static_cast<std::uint64_t>(steps_)) continue;
-    if (--instances_[its_step * count_ + dependent.task].pending == 0) try_start(queue_of(plan_.tasks[dependent.task]), i);
+    const std::uint64_t waiting = its_step * count_ + dependent.task;
+    if (--instances_[waiting].pending > 0) continue;
+    const std::size_t its_queue = queue_of(plan_.tasks[dependent.task]);
+    if (queues_[its_queue].messages) {
+      try_message(waiting, i);
+    } else {
+      try_start(its_queue, i);
+    }
   }
   if (--left_[step] == 0 && plan_.options.barrier_between_steps) {
     for (std::size_t q = 0; q < queues_.size(); ++q) try_start(q, i);

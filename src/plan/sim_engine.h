@@ -38,6 +38,8 @@ class Engine {
     int step = 0;
     std::size_t next = 0;
     bool busy = false;
+    bool messages = false;          // they start when their waits are over, in any order, one step after the other
+    std::vector<std::size_t> left;  // messages of each step to come
   };
   struct Event {
     double time = 0;
@@ -55,6 +57,8 @@ class Engine {
   void make_resources();
   void make_dependents();
   void try_start(std::size_t queue, std::uint64_t after);
+  void try_message(std::uint64_t instance, std::uint64_t after);
+  void try_messages(std::size_t queue, int step, std::uint64_t after);
   void start(std::uint64_t instance, std::uint64_t after);
   void start_flow(std::uint64_t instance);
   void finish(std::uint64_t instance);
@@ -63,6 +67,9 @@ class Engine {
   [[nodiscard]] double compute_factor(std::uint64_t instance) const;
   [[nodiscard]] std::size_t queue_of(const Task& task) const {
     return static_cast<std::size_t>(task.rank) * kStreamCount + static_cast<std::size_t>(task.stream);
+  }
+  [[nodiscard]] bool step_open(int step) const {
+    return step == 0 || !plan_.options.barrier_between_steps || left_[static_cast<std::size_t>(step) - 1] == 0;
   }
   [[nodiscard]] Sharing::Flow flow_of(std::uint32_t task) const;
 
