@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -32,6 +34,8 @@ void say(const std::string& line) {
   const std::string text = line + "\n";
   (void)!::write(STDOUT_FILENO, text.data(), text.size());
 }
+
+std::atomic<int> asked_to_save{0};
 
 void expect(bool held, const std::string& what) {
   if (!held) throw spipe::Error("does not hold: " + what);
@@ -232,6 +236,14 @@ int run(World& world, const std::string& mode, const std::string& argument) {
   } else if (mode == "throw") {  // rank `number` meets an error of the user, the others wait for it
     if (world.rank() == number) throw spipe::Error("no such file", "data.bin", "make it");
     world.barrier();
+  } else if (mode == "await-usr2") {
+    std::signal(SIGUSR2, [](int) { asked_to_save.fetch_add(1); });
+    say(fmt::format("rank {} waits", world.rank()));
+    for (int i = 0; asked_to_save.load() == 0 && i < 3000; ++i) std::this_thread::sleep_for(milliseconds(10));
+    expect(asked_to_save.load() == 1, "one SIGUSR2");
+    say(fmt::format("rank {} got SIGUSR2", world.rank()));
+    world.finish();
+    return static_cast<int>(spipe::ExitCode::kSaved);
   } else if (mode == "late") {  // ranks leave far apart in time
     world.finish();
     std::this_thread::sleep_for(milliseconds(200 * world.rank()));

@@ -148,6 +148,29 @@ case $case in
       check_clean
     done
     ;;
+  launch-save)  # a scheduler's SIGTERM to launch.sh reaches every rank as SIGUSR2, once
+    SPIPE_TRAIN=$program bash scripts/launch.sh 3 await-usr2 >"$work/out" 2>&1 &
+    launch=$!
+    for _ in $(seq 300); do
+      [ "$(grep -c ' waits$' "$work/out")" -eq 3 ] && break
+      sleep 0.1
+    done
+    kill -TERM "$launch"
+    wait "$launch"
+    code=$?
+    [ "$code" -eq 75 ] || fail "exit code $code"
+    [ "$(grep -c ' got SIGUSR2$' "$work/out")" -eq 3 ] || fail "not every rank was asked"
+    check_clean
+    ;;
+  launch-codes)
+    SPIPE_TRAIN=$program bash scripts/launch.sh 2 collectives >"$work/out" 2>&1 || fail "exit code $?"
+    SPIPE_TRAIN=$program bash scripts/launch.sh 3 throw 2 >"$work/out" 2>&1
+    code=$?
+    [ "$code" -eq 2 ] || fail "exit code $code of a user's error"
+    bash scripts/launch.sh two run.yaml >"$work/out" 2>&1
+    [ $? -eq 2 ] || fail "no usage"
+    check_clean
+    ;;
   *)
     echo "no such case: $case" >&2
     exit 2
