@@ -52,11 +52,11 @@ void Engine::make_resources() {
   network_out_ = per_host(h.network_bytes_per_s);
   dram_ = per_host(h.dram_bytes_per_s);
   storage_ = per_host(h.storage_bytes_per_s);
-  // Neighbouring ranks of a host share a link; a rank's own link needs no shares, only a rate.
+  // Neighbouring ranks of a host may share a link; the streams of a rank always do.
   const auto per_link = [&](double capacity) {
     std::vector<std::uint32_t> list(ranks, kUnshared);
     std::vector<int> seen(hosts, 0);
-    for (std::size_t r = 0; r < ranks && capacity > 0 && h.ranks_per_link > 1; ++r) {
+    for (std::size_t r = 0; r < ranks && capacity > 0; ++r) {
       int& before = seen[static_cast<std::size_t>(plan_.host_of_rank[r])];
       if (before % h.ranks_per_link == 0) {
         list[r] = sharing_.add_resource(capacity);
@@ -76,18 +76,34 @@ void Engine::make_resources() {
 }
 
 void Engine::make_dependents() {
-  first_dependent_.assign(count_ + 1, 0);
-  for (const Wait& wait : plan_.waits) ++first_dependent_[wait.task + 1];
-  for (std::size_t t = 0; t < count_; ++t) first_dependent_[t + 1] += first_dependent_[t];
-  dependents_.resize(plan_.waits.size());
-  std::vector<std::uint32_t> next(first_dependent_.begin(), first_dependent_.end() - 1);
+  struct Edge {
+    std::uint32_t from = 0;
+    Dependent to;
+  };
+  std::vector<Edge> edges;
+  // Parameters for one rank come one after the other (a receiver has credit for so many bytes), so that what is needed first is
+  // there first.
+  std::vector<std::uint32_t> last_parameters(static_cast<std::size_t>(plan_.ranks), kUnshared);
   for (const Task& task : plan_.tasks) {
     for (std::uint32_t i = 0; i < task.wait_count; ++i) {
       const Wait& wait = plan_.waits[task.first_wait + i];
-      dependents_[next[wait.task]++] = {task.id, wait.previous_step};
-      for (int step = wait.previous_step ? 1 : 0; step < steps_; ++step) {
-        ++instances_[static_cast<std::size_t>(step) * count_ + task.id].pending;
-      }
+      edges.push_back({wait.task, {task.id, wait.previous_step}});
+    }
+    if (task.kind != TaskKind::push || task.use_count == 0) continue;
+    if (plan_.buffers[plan_.uses[task.first_use].buffer].kind != BufferKind::store_compute) continue;
+    std::uint32_t& last = last_parameters[task.peer_rank];
+    if (last != kUnshared) edges.push_back({last, {task.id, false}});
+    last = task.id;
+  }
+  first_dependent_.assign(count_ + 1, 0);
+  for (const Edge& edge : edges) ++first_dependent_[edge.from + 1];
+  for (std::size_t t = 0; t < count_; ++t) first_dependent_[t + 1] += first_dependent_[t];
+  dependents_.resize(edges.size());
+  std::vector<std::uint32_t> next(first_dependent_.begin(), first_dependent_.end() - 1);
+  for (const Edge& edge : edges) {
+    dependents_[next[edge.from]++] = edge.to;
+    for (int step = edge.to.next_step ? 1 : 0; step < steps_; ++step) {
+      ++instances_[static_cast<std::size_t>(step) * count_ + edge.to.task].pending;
     }
   }
 }
@@ -191,11 +207,9 @@ Sharing::Flow Engine::flow_of(std::uint32_t id) const {
     case SharedBy::nobody:
       break;
     case SharedBy::link_in:
-      flow.cap = hardware_.h2d_bytes_per_s;
       through(link_in_[task.rank], 1);
       break;
     case SharedBy::link_out:
-      flow.cap = hardware_.d2h_bytes_per_s;
       through(link_out_[task.rank], 1);
       break;
     case SharedBy::network:

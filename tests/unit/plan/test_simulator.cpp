@@ -119,6 +119,27 @@ TEST_CASE("ranks that share a link get fair shares of it while both use it") {
   CHECK(shared.shared_seconds == Approx(4));
 }
 
+TEST_CASE("messages share their rank's link with fetches, without queueing behind them") {
+  HandMade made(1);
+  const std::uint32_t fetch = made.fetch(0, 10);
+  const std::uint32_t message = made.task(0, TaskKind::recv, StreamKind::recv, {.amount = 1, .shared = SharedBy::link_in});
+  made.plan().options.barrier_between_steps = true;
+  const Simulation s = made.run({.h2d_bytes_per_s = 1});
+  CHECK(s.tasks[message].end == Approx(2));
+  CHECK(s.tasks[fetch].end == Approx(11));
+}
+
+TEST_CASE("messages between hosts are posted: a late one does not hold up the next") {
+  HandMade made(2, 2);
+  const std::uint32_t late = made.forward(0, 5);
+  const std::uint32_t first = made.push(0, 1, 1, {{late}});
+  const std::uint32_t second = made.push(0, 1, 2);
+  const Simulation s = made.run({.network_bytes_per_s = 1});
+  CHECK(s.tasks[second].end - s.tasks[second].begin == Approx(2));
+  CHECK(s.tasks[first].end > s.tasks[second].end);
+  CHECK(s.step_seconds == Approx(5));
+}
+
 TEST_CASE("what a capped flow leaves goes to the others") {
   HandMade made(3);
   for (int r = 0; r < 3; ++r) made.update(r, 6);
