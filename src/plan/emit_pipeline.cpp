@@ -166,9 +166,17 @@ std::uint32_t Pipeline::mailbox(int host, const Tensor& tensor) {
 }
 
 // With stages fetched ahead, bytes that a copy reads are not given to the next visits, which would wait for the copy.
-void Pipeline::hold(int rank, std::uint32_t buffer, std::size_t visits) {
+void Pipeline::hold(int rank, std::uint32_t buffer, std::size_t until_place) {
   Rank& owner = rank_at(rank);
-  if (options_.prefetch > 0 && !owner.done()) owner.held.push_back({buffer, owner.place + visits});
+  if (options_.prefetch > 0 && !owner.done()) owner.held.push_back({buffer, until_place});
+}
+
+// A gradient takes long to leave: the next run has its own, so until its end these bytes are hardly missed.
+void Pipeline::hold_over_run(int rank, std::uint32_t buffer) {
+  const Rank& owner = rank_at(rank);
+  if (owner.done()) return;
+  const Run& run = owner.runs[owner.run];
+  hold(rank, buffer, std::max(run.first + run.count - 1, owner.place + 1));
 }
 
 // Messages.
@@ -177,13 +185,17 @@ std::uint32_t Pipeline::send(std::uint32_t device, const Tensor& tensor, int ran
   const std::uint32_t box = mailbox(host(rank), tensor);
   task(rank,
        {.kind = TaskKind::send,
-        .stream = StreamKind::d2h,
+        .stream = tensor.micro_batch >= 0 ? StreamKind::send : StreamKind::d2h,
         .unit = tensor.unit,
         .micro_batch = tensor.micro_batch,
         .stage = stage,
         .bytes = tensor.bytes},
        {{device, Access::read}, {box, Access::write}});
-  hold(rank, device, 1);
+  if (tensor.micro_batch >= 0) {
+    hold_over_visit(rank, device);
+  } else {
+    hold_over_run(rank, device);
+  }
   return box;
 }
 
@@ -193,7 +205,7 @@ std::uint32_t Pipeline::recv(std::uint32_t box, const Tensor& tensor, int rank, 
   if (reserve && options_.prefetch > 0) builder_.buffer_at(target).reserved_from = rank_at(rank).visit_begin;
   task(rank,
        {.kind = TaskKind::recv,
-        .stream = StreamKind::h2d,
+        .stream = tensor.micro_batch >= 0 ? StreamKind::recv : StreamKind::h2d,
         .unit = tensor.unit,
         .micro_batch = tensor.micro_batch,
         .stage = stage,
@@ -255,7 +267,7 @@ std::uint32_t Pipeline::acquire(Copies& copies, const Tensor& tensor, int rank, 
     target = device(rank, tensor);
     task(rank,
          {.kind = TaskKind::unpark,
-          .stream = StreamKind::h2d,
+          .stream = StreamKind::recv,
           .unit = tensor.unit,
           .micro_batch = tensor.micro_batch,
           .stage = stage,
@@ -288,13 +300,13 @@ void Pipeline::settle(Copies& copies, const Tensor& tensor, int rank, std::uint1
                                                   .host = narrow<std::uint16_t>(host(rank))});
     task(rank,
          {.kind = TaskKind::park,
-          .stream = StreamKind::d2h,
+          .stream = StreamKind::send,
           .unit = tensor.unit,
           .micro_batch = tensor.micro_batch,
           .stage = stage,
           .bytes = tensor.bytes},
          {{here, Access::read}, {parked, Access::write}});
-    hold(rank, here, 1);
+    hold_over_visit(rank, here);
     copies.parked.emplace_back(rank, parked);
   }
   std::erase_if(copies.device, [&](const auto& entry) { return entry.first == rank; });
@@ -310,7 +322,7 @@ void Pipeline::emit_input(int rank, int m) {
                                                  .bytes = shape_.input_bytes,
                                                  .host = narrow<std::uint16_t>(host(rank))});
   buffer = device(rank, {BufferKind::input, -1, m, -1, shape_.input_bytes});
-  task(rank, {.kind = TaskKind::input, .stream = StreamKind::h2d, .micro_batch = m, .bytes = shape_.input_bytes},
+  task(rank, {.kind = TaskKind::input, .stream = StreamKind::recv, .micro_batch = m, .bytes = shape_.input_bytes},
        {{on_host, Access::read}, {buffer, Access::write}});
 }
 
@@ -395,6 +407,7 @@ void Pipeline::emit_step(const Step& step) {
   const int rank = passes_[step.pass].rank;
   Rank& owner = rank_at(rank);
   owner.place = step.place;
+  owner.run = step.run;
   owner.in_visit = true;
   const std::size_t visit = step.place - owner.runs[step.run].first;
   const auto ahead = static_cast<std::size_t>(options_.prefetch);

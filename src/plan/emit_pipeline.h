@@ -70,6 +70,7 @@ class Pipeline {
     std::vector<std::size_t> steps;
     std::vector<Run> runs;
     std::size_t place = 0;  // of the visit at hand
+    std::size_t run = 0;
     std::uint32_t visit_begin = 0, last_task = 0;
     std::uint32_t constants = kNone;
     std::vector<std::uint32_t> inputs;  // per micro-batch
@@ -105,7 +106,9 @@ class Pipeline {
   // Carries a message; returns the buffer filled on the receiver's host.
   std::uint32_t carry(const std::vector<Use>& sources, const Buffer& target, int from, int to, int unit, int micro_batch,
                       std::uint16_t stage);
-  void hold(int rank, std::uint32_t buffer, std::size_t visits);
+  void hold(int rank, std::uint32_t buffer, std::size_t until_place);
+  void hold_over_visit(int rank, std::uint32_t buffer) { hold(rank, buffer, rank_at(rank).place + 1); }
+  void hold_over_run(int rank, std::uint32_t buffer);
 
   // Computing.
   void forward_visit(const Step& step);

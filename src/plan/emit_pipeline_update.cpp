@@ -184,7 +184,7 @@ void Pipeline::emit_offload(int s) {
   auto& sums = sums_[static_cast<std::size_t>(s)];
   for (Sum& sum : sums) {
     uses.push_back({total_at_home(sum), Access::read});
-    hold(home(s), uses.back().buffer, 1);
+    hold_over_run(home(s), uses.back().buffer);
   }
   uses.push_back({stored(BufferKind::store_grad, s), Access::write});
   task(home(s),

@@ -131,7 +131,7 @@ void Pipeline::loss(const Step& step, std::uint32_t input, std::uint32_t* gradie
                                                 .host = narrow<std::uint16_t>(host(rank))});
   results_[static_cast<std::size_t>(host(rank))].push_back(result);
   task(rank,
-       {.kind = TaskKind::result, .stream = StreamKind::d2h, .micro_batch = m, .stage = stage_of(step), .bytes = loss_bytes},
+       {.kind = TaskKind::result, .stream = StreamKind::send, .micro_batch = m, .stage = stage_of(step), .bytes = loss_bytes},
        {{losses, Access::read}, {result, Access::write}});
 }
 

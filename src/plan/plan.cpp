@@ -20,7 +20,7 @@ const char* task_kind_name(TaskKind kind) {
 }
 
 const char* stream_name(StreamKind stream) {
-  static constexpr std::array kNames = {"compute", "h2d", "d2h", "cpu", "io", "comm"};
+  static constexpr std::array kNames = {"compute", "h2d", "d2h", "cpu", "io", "comm", "recv", "send"};
   static_assert(kNames.size() == kStreamCount);
   return kNames.at(static_cast<std::size_t>(stream));
 }

@@ -43,12 +43,12 @@ class Messages {
   int host(const Task& task) const { return plan_.host_of_rank[task.rank]; }
 
   Finding note_uses(const Task& task) {
-    static constexpr auto kNoStream = StreamKind::io;
-    const StreamKind stream = task.kind == TaskKind::send                                  ? StreamKind::d2h
-                              : task.kind == TaskKind::recv                                ? StreamKind::h2d
-                              : task.kind == TaskKind::push || task.kind == TaskKind::pull ? StreamKind::comm
-                                                                                           : kNoStream;
-    if (stream != kNoStream && task.stream != stream) return subject_.violation(5, task, "runs on a stream of another purpose");
+    const auto on = [&](StreamKind a, StreamKind b) { return task.stream == a || task.stream == b; };
+    const bool placed = task.kind == TaskKind::send                                  ? on(StreamKind::send, StreamKind::d2h)
+                        : task.kind == TaskKind::recv                                ? on(StreamKind::recv, StreamKind::h2d)
+                        : task.kind == TaskKind::push || task.kind == TaskKind::pull ? task.stream == StreamKind::comm
+                                                                                     : true;
+    if (!placed) return subject_.violation(5, task, "runs on a stream of another purpose");
     for (const Use& use : subject_.uses(task)) {
       const Buffer& buffer = subject_.buffer(use);
       if (!carries(buffer)) continue;

@@ -33,19 +33,24 @@ enum class TaskKind : std::uint8_t {
   optimize,  // update of a store unit
   commit,    // the updated unit becomes the committed version
   save,      // a store unit's state goes to the checkpoint being written
-  send,      // a boundary, its gradient or a gradient sum, device -> mailbox of this rank's host (stream d2h)
-  recv,      // mailbox of this rank's host -> device (stream h2d); a mailbox may be received more than once
+  send,      // a boundary or its gradient (stream send), or a gradient sum (d2h): device -> mailbox of this rank's host
+  recv,      // mailbox of this rank's host -> device (streams recv, h2d); a mailbox may be received more than once
   push,      // to another host (stream comm): a mailbox, a store unit's parameters, or this host's norm parts -> wire
   pull,      // wire -> mailbox or norm parts of this rank's host (stream comm)
 };
 inline constexpr int kTaskKinds = 18;
 [[nodiscard]] const char* task_kind_name(TaskKind kind);
 
-enum class StreamKind : std::uint8_t { compute, h2d, d2h, cpu, io, comm };
-inline constexpr int kStreamCount = 6;
+// recv and send use the same link as h2d and d2h: boundaries, which somebody waits for, do not queue behind parameters and
+// gradients, which nobody needs yet.
+enum class StreamKind : std::uint8_t { compute, h2d, d2h, cpu, io, comm, recv, send };
+inline constexpr int kStreamCount = 8;
 [[nodiscard]] const char* stream_name(StreamKind stream);
 // Tasks of these kinds are submitted in program order but may end in any: they order nothing by position (only by waits).
-[[nodiscard]] constexpr bool ends_in_any_order(TaskKind kind) { return kind == TaskKind::optimize || kind == TaskKind::commit; }
+// Messages between hosts are posted, not waited for in turn: parameters on their way must not hold up boundaries.
+[[nodiscard]] constexpr bool ends_in_any_order(TaskKind kind) {
+  return kind == TaskKind::optimize || kind == TaskKind::commit || kind == TaskKind::push || kind == TaskKind::pull;
+}
 
 enum class BufferKind : std::uint8_t {
   // on the device
