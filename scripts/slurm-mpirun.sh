@@ -16,4 +16,4 @@ set -uo pipefail
 config=${1:?usage: sbatch scripts/slurm-mpirun.sh CONFIG [arguments...]}
 shift
 # exec: Slurm's signal then reaches launch.sh, which knows what to do with it.
-exec bash scripts/launch.sh "${SLURM_NTASKS:-1}" "$config" --resume "$@"
+exec bash scripts/launch.sh "${SLURM_NTASKS:-1}" "$config" --resume auto "$@"

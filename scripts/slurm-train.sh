@@ -21,7 +21,7 @@ program=${SPIPE_TRAIN:-build/release/tools/spipe-train}
 
 # The program divides each node's processors among its ranks; Slurm's binding of a task to its own --cpus-per-task is respected.
 # --kill-on-bad-exit: a rank that ends badly takes the others with it, even those on other nodes.
-srun --mpi=pmix --kill-on-bad-exit=1 "$program" "$config" --resume "$@"
+srun --mpi=pmix --kill-on-bad-exit=1 "$program" "$config" --resume auto "$@"
 code=$?
 if [ "$code" -eq 75 ] && [ -n "${SLURM_JOB_ID:-}" ]; then
   scontrol requeue "$SLURM_JOB_ID"  # saved for lack of time: go on in the next slot

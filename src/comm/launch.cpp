@@ -61,6 +61,7 @@ LaunchFacts launch_facts(const Environment& environment) {
     facts = facts_of(environment, Launcher::pmi, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS");
   }
   facts.fake_hosts = number(environment, "SPIPE_FAKE_HOSTS", 1).value_or(1);
+  facts.fake_machines = number(environment, "SPIPE_FAKE_MACHINES", 1).value_or(1);
   return facts;
 }
 

@@ -26,7 +26,7 @@ using std::chrono::milliseconds;
 constexpr int kLookEveryMs = 20;               // at the stop word
 constexpr milliseconds kClaimPatience{200};    // from another's claim to its cause
 constexpr milliseconds kSilencePatience{100};  // for the machine's other ranks to fall silent
-constexpr milliseconds kPrintPatience{300};    // for the cause to be printed
+constexpr milliseconds kPrintPatience{600};    // for the cause to be printed and told to other machines
 constexpr milliseconds kPeerPatience{500};     // for the machine's other ranks to leave before they are killed
 constexpr unsigned kLastResortSeconds = 3;     // an ending that hangs itself is ended by SIGALRM
 constexpr const char* kResume = "; run again with --resume to go on from the last checkpoint";
@@ -197,7 +197,6 @@ void Watch::print_last(const std::string& cause) {
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
   log_last_error(cause);
-  block.printed.store(1, std::memory_order_release);
 }
 
 // Helps those of this machine's ranks that cannot end themselves (stopped, or without a watch thread that runs).
@@ -223,7 +222,8 @@ void Watch::end_process() {
   if (block.claimed.load(std::memory_order_acquire) == static_cast<std::uint32_t>(settings_.rank) + 1) {
     const std::string cause = block.cause_text();
     print_last(cause);
-    if (relay_) relay_(cause, code);
+    if (relay_) relay_(cause, code);  // while the launcher sees nothing yet, and so disturbs nobody
+    block.printed.store(1, std::memory_order_release);
     outlive_peers();
   } else {
     close_log();

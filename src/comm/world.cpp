@@ -39,12 +39,13 @@ void put(std::array<char, N>& to, const std::string& text) {
   std::copy_n(text.data(), std::min(text.size(), N - 1), to.data());
 }
 
-std::string machine_key(const std::string& name) {
+std::string machine_key(const std::string& name, const LaunchFacts& facts) {
   std::string boot;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id") >> std::ws, boot);
   std::error_code none;
   const std::string processes = std::filesystem::read_symlink("/proc/self/ns/pid", none).string();
-  return fmt::format("{}/{}/{}", boot.empty() ? name : boot, processes, ::geteuid());
+  const int fake = facts.local_size > 0 ? facts.local_rank * facts.fake_machines / facts.local_size : 0;
+  return fmt::format("{}/{}/{}/{}", boot.empty() ? name : boot, processes, ::geteuid(), fake);
 }
 
 std::string host_name() {
@@ -140,7 +141,7 @@ void World::Impl::start() {
 void World::Impl::meet() {
   Identity own;
   const std::string name = host_name();
-  put(own.machine, machine_key(name));
+  put(own.machine, machine_key(name, facts));
   put(own.name, name);
   own.pid = ::getpid();
   own.quota = cpu_quota().value_or(0);

@@ -17,6 +17,7 @@ struct LaunchFacts {
   int rank = 0, size = 1;
   int local_rank = 0, local_size = 1;  // on this machine; -1 where the launcher does not say
   int fake_hosts = 1;                  // SPIPE_FAKE_HOSTS: the ranks of a machine act as so many hosts (tests)
+  int fake_machines = 1;               // SPIPE_FAKE_MACHINES: as so many machines, which also end by messages only (tests)
 };
 
 using Environment = std::function<const char*(const char* name)>;  // null where a variable is not set

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <deque>
 #include <exception>
 #include <numeric>
@@ -233,6 +234,21 @@ int run(World& world, const std::string& mode, const std::string& argument) {
     }
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
     say(fmt::format("rank {} {:.0f} MiB/s", world.rank(), 64.0 * number / seconds.count()));
+  } else if (mode == "latency") {  // microseconds of `number` round trips of 8 bytes between ranks 0 and 1
+    std::vector<std::byte> bytes(8);
+    Counter done;
+    const auto begin = std::chrono::steady_clock::now();
+    for (std::uint64_t i = 0; i < 2 * static_cast<std::uint64_t>(number) && world.rank() < 2; ++i) {
+      const spipe::comm::Message message{
+          .peer = 1 - world.rank(), .tag = i, .bytes = bytes, .done = &done, .done_value = i + 1};
+      (i % 2 == 0) == (world.rank() == 0) ? world.send(message) : world.receive(message);
+      expect(done.wait(i + 1, world.stop()), "a message arrives");
+    }
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+    say(fmt::format("rank {} {:.0f} us a round trip", world.rank(), 1e6 * seconds.count() / number));
+  } else if (mode == "idle") {  // `number` seconds of nothing
+    std::this_thread::sleep_for(std::chrono::seconds(number));
+    say(fmt::format("rank {} used {:.3f} s", world.rank(), static_cast<double>(std::clock()) / CLOCKS_PER_SEC));
   } else if (mode == "throw") {  // rank `number` meets an error of the user, the others wait for it
     if (world.rank() == number) throw spipe::Error("no such file", "data.bin", "make it");
     world.barrier();

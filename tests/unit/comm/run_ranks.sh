@@ -107,6 +107,23 @@ case $case in
     [ "$(last_own_line)" = "error: rank 1: data.bin: no such file; make it" ] || fail "the cause is not the last line"
     check_clean
     ;;
+  throw-machines)  # the word goes to other machines by message, and carries the exit code
+    export SPIPE_FAKE_MACHINES=2
+    timeout 60 mpirun --bind-to none --oversubscribe -np 4 \
+      bash -c '"$0" throw 1; echo "rank $OMPI_COMM_WORLD_RANK code $?"' "$program" >"$work/out" 2>&1 && fail "exit code 0"
+    for rank in 2 3; do grep -q "^rank $rank code 2$" "$work/out" || fail "rank $rank was not told"; done
+    [ "$(grep -c '^error: ' "$work/out")" -eq 1 ] || fail "one cause, one line"
+    grep -q "^error: rank 1: data.bin: no such file; make it" "$work/out" || fail "no cause"
+    check_clean
+    ;;
+  machines)
+    export SPIPE_FAKE_MACHINES=2
+    ranks 4 facts || fail "exit code $?"
+    grep -q "^rank 3 of 4 local 1 of 2 host 1 of 2 map 0011 " "$work/out" || fail "facts of rank 3"
+    ranks 4 region || fail "regions: exit code $?"
+    SPIPE_FAKE_HOSTS=2 ranks 4 facts || fail "exit code $?"
+    grep -q "^rank 3 of 4 local 0 of 1 host 3 of 4 map 0123 " "$work/out" || fail "facts of rank 3 on four hosts"
+    ;;
   vanish)
     ranks 3 vanish 2 && fail "nobody missed rank 2"
     [[ "$(last_own_line)" =~ ^error:\ rank\ 2\ \(pid\ [0-9]+\)\ ended\ with\ code\ 0 ]] || fail "the cause is not the last line"
