@@ -286,7 +286,9 @@ void Transport::send_control(int peer, const Control& control) {
   static_assert(std::is_trivially_copyable_v<Control>);
   auto kept = std::make_shared<Control>(control);
   MPI_Request request = MPI_REQUEST_NULL;
-  check_mpi(MPI_Isend(kept.get(), sizeof(Control), MPI_BYTE, peer, kControlTag, MPI_COMM_WORLD, &request), "MPI_Isend");
+  // The sender of an abort wants to know that it has arrived.
+  const auto isend = control.kind == ControlKind::abort ? MPI_Issend : MPI_Isend;
+  check_mpi(isend(kept.get(), sizeof(Control), MPI_BYTE, peer, kControlTag, MPI_COMM_WORLD, &request), "MPI_Isend");
   add_request(request, {.sending = nullptr, .receiving = nullptr, .control = std::move(kept)});
 }
 

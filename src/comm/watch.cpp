@@ -74,7 +74,7 @@ Watch::Watch(Settings settings)
 
 Watch::~Watch() {
   leaving_.store(true, std::memory_order_release);
-  (void)!::write(wake_, "\1\0\0\0\0\0\0\0", 8);
+  wake();
   thread_.join();
   for (const Process& process : processes_) {
     if (process.fd >= 0) ::close(process.fd);
@@ -104,12 +104,23 @@ void Watch::add_peer(int rank, int pid) {
     const std::lock_guard<std::mutex> guard(lock_);
     processes_.push_back(open_process(rank, pid));
   }
-  (void)!::write(wake_, "\1\0\0\0\0\0\0\0", 8);
+  wake();
+}
+
+void Watch::wake() {
+  const std::uint64_t one = 1;
+  (void)!::write(wake_, &one, sizeof(one));
+}
+
+void Watch::heed_remote(const std::string& cause, int code) {
+  ControlBlock& block = control();
+  block.claim(ControlBlock::kRemote, cause, code);
+  wake();
 }
 
 void Watch::fail(const std::string& cause, int code) {
   control().claim(static_cast<std::uint32_t>(settings_.rank) + 1, cause, code);
-  (void)!::write(wake_, "\1\0\0\0\0\0\0\0", 8);
+  wake();
   for (;;) ::pause();
 }
 
@@ -219,12 +230,15 @@ void Watch::end_process() {
   ::alarm(kLastResortSeconds);
   ControlBlock& block = control();
   const int code = block.code.load(std::memory_order_relaxed);
-  if (block.claimed.load(std::memory_order_acquire) == static_cast<std::uint32_t>(settings_.rank) + 1) {
+  const std::uint32_t owner = block.claimed.load(std::memory_order_acquire);
+  if (owner == static_cast<std::uint32_t>(settings_.rank) + 1) {
     const std::string cause = block.cause_text();
     print_last(cause);
     if (relay_) relay_(cause, code);  // while the launcher sees nothing yet, and so disturbs nobody
     block.printed.store(1, std::memory_order_release);
     outlive_peers();
+  } else if (owner == ControlBlock::kRemote) {
+    close_log();
   } else {
     close_log();
     if (&block != &own_) block.state(settings_.rank).silent.store(1, std::memory_order_release);

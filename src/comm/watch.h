@@ -31,6 +31,8 @@ class Watch {
   void join(ControlBlock* control, std::function<void(const std::string& cause, int code)> relay);
   void add_peer(int rank, int pid);
   [[nodiscard]] ControlBlock& control() { return *control_.load(std::memory_order_acquire); }
+  // Another machine has named the cause (and prints it): this rank ends.
+  void heed_remote(const std::string& cause, int code);
   // Claims the first cause (if nobody has) and never returns: the watch thread ends the process.
   [[noreturn]] void fail(const std::string& cause, int code);
 
@@ -42,6 +44,7 @@ class Watch {
     bool gone = false;
   };
   void run();
+  void wake();
   bool look();  // at every process; returns whether nothing has happened
   void heed_termination();
   void wait_for_event();

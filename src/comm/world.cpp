@@ -25,6 +25,7 @@ namespace {
 
 constexpr std::chrono::seconds kJoinPatience{30};
 constexpr std::chrono::milliseconds kTellPatience{300};
+constexpr std::chrono::milliseconds kLeavePatience{20};  // for those who were told to leave by themselves
 
 // What each rank tells the others at the start. `machine` is equal for ranks that can share memory: the same kernel, the same
 // process numbers, the same user.
@@ -122,11 +123,11 @@ void World::Impl::start() {
                                                     .launcher_folder = session_folder(variables, launcher)});
   }
   if (facts.size > 1) {
-    comm = std::make_unique<CommThread>(
-        [this](const std::string& cause, int code) { control().claim(ControlBlock::kRemote, cause, code); },
-        [this](const std::string& what) {
-          watch->fail(fmt::format("rank {}: {}", facts.rank, what), static_cast<int>(ExitCode::kInternal));
-        });
+    comm = std::make_unique<CommThread>([this](const std::string& cause, int code) { watch->heed_remote(cause, code); },
+                                        [this](const std::string& what) {
+                                          watch->fail(fmt::format("rank {}: {}", facts.rank, what),
+                                                      static_cast<int>(ExitCode::kInternal));
+                                        });
     for (int waited = 0; !comm->wait_until_up(kJoinPatience);) {
       waited += static_cast<int>(kJoinPatience.count());
       log_warning(
@@ -202,7 +203,9 @@ void World::Impl::share_control(const std::vector<Identity>& identities) {
   // Zero bytes are a block's initial state.
   auto* const block = reinterpret_cast<ControlBlock*>(control_memory.base());
   watch->join(block, [this](const std::string& cause, int code) {
+    if (other_ranks.empty()) return;
     comm->transport().tell_abort(other_ranks, cause, code, kTellPatience);
+    std::this_thread::sleep_for(kLeavePatience);
   });
   for (const int rank : machine_ranks) {
     if (rank != facts.rank) watch->add_peer(rank, pids[static_cast<std::size_t>(rank)]);
