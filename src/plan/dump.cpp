@@ -68,6 +68,12 @@ std::string dump(const Plan& plan) {
       options.schedule, options.residency == Residency::in_place ? "in_place" : "streamed", plan.ranks, options.micro_batches,
       options.sum_groups, joined(options.forward_cuts), joined(options.backward_cuts), options.recompute, options.park,
       options.prefetch, options.evaluate, options.save);
+  if (plan.ranks > 1) {
+    out += fmt::format("# replicas {} fuse_last {} hosts {} homes {} mailboxes", options.replicas, options.fuse_last,
+                       joined(plan.host_of_rank), joined(plan.home_of_unit));
+    for (const std::uint64_t bytes : plan.mailbox_bytes) out += fmt::format(" {}", bytes);
+    out += '\n';
+  }
   out += fmt::format("# tasks {} buffers {} arena {} in_place {} parking {}; a wait with ' is for the step before\n",
                      plan.tasks.size(), plan.buffers.size(), plan.arena_bytes, plan.in_place_bytes, plan.parking_bytes);
   for (const Task& task : plan.tasks) append_task(out, plan, task);

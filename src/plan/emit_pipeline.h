@@ -1,6 +1,6 @@
 // Inside of the planner: turns visits into tasks. Visits come in one global order, each after those that make what it reads; a
-// visit emits what it computes and what has to move for it. Three files: the drive and moving (emit_pipeline.cpp), computing
-// (emit_pipeline_visits.cpp), and gradients and updates (emit_pipeline_update.cpp).
+// visit emits what it computes and what has to move for it. Four files: the drive (emit_pipeline.cpp), moving
+// (emit_pipeline_traffic.cpp), computing (emit_pipeline_visits.cpp), gradients and updates (emit_pipeline_update.cpp).
 #pragma once
 
 #include <map>
@@ -19,6 +19,7 @@ class Pipeline {
 
  private:
   static constexpr std::uint32_t kNone = UINT32_MAX;
+  static constexpr std::size_t kSpread = 4;  // fetches and offloads of a stage go out with this many visits
 
   // A stage of one replica on its rank, in one direction.
   struct Pass {

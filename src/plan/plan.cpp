@@ -157,6 +157,11 @@ std::string summary(const Plan& plan) {
     if (!options.evaluate) text += " and " + std::to_string(options.backward_cuts.size()) + " backward";
     text += " stages, " + std::to_string(options.prefetch) + " fetched ahead";
   }
+  if (plan.ranks > 1) {
+    text += "; " + options.schedule + " on " + std::to_string(plan.ranks) + " ranks";
+    if (options.replicas > 1) text += " in " + std::to_string(options.replicas) + " replicas";
+    if (plan.hosts() > 1) text += " of " + std::to_string(plan.hosts()) + " hosts";
+  }
   if (!options.evaluate) {
     text += options.recompute ? ", recompute on" : ", recompute off";
     if (recomputed > 0) text += " (" + std::to_string(recomputed) + " forwards repeated)";
@@ -165,9 +170,16 @@ std::string summary(const Plan& plan) {
   }
   text += "; a step fetches " + format_bytes(bytes[TaskKind::fetch]) + ", offloads " + format_bytes(bytes[TaskKind::offload]);
   if (bytes[TaskKind::park] > 0) text += ", parks " + format_bytes(bytes[TaskKind::park]);
-  text += "; device memory " + format_bytes(plan.device_bytes());
+  if (bytes[TaskKind::send] > 0) text += ", sends " + format_bytes(bytes[TaskKind::send]) + " to mailboxes";
+  if (bytes[TaskKind::push] > 0) text += " and " + format_bytes(bytes[TaskKind::push]) + " to other hosts";
+  text += plan.ranks > 1 ? "; device memory of a rank " : "; device memory ";
+  text += format_bytes(plan.device_bytes());
   if (plan.in_place_bytes > 0) {
     text += " (" + format_bytes(plan.arena_bytes) + " arena + " + format_bytes(plan.in_place_bytes) + " in place)";
+  }
+  if (!plan.mailbox_bytes.empty()) {
+    const std::uint64_t most = *std::max_element(plan.mailbox_bytes.begin(), plan.mailbox_bytes.end());
+    if (most > 0) text += ", mailboxes of a host " + format_bytes(most);
   }
   return text;
 }

@@ -6,6 +6,7 @@
 
 #include "pipeline_support.h"
 #include "spipe/base/error.h"
+#include "spipe/plan/simulator.h"
 #include "src/plan/assignment.h"
 
 using namespace spipe;
@@ -106,6 +107,27 @@ TEST_CASE("mobius and 1f1b have the published ideal times") {
   CHECK(times_of(mobius_schedule(), stages, 4, 4).total == Approx(44 * 3));
   CHECK(times_of(mobius_schedule(), stages, 4, 8).bubble == Approx(0.158).margin(0.0005));
   CHECK(times_of(one_forward_one_backward_schedule(), stages, 4, 8).total == Approx(76 * 3));
+}
+
+TEST_CASE("with links that are fast enough, a plan keeps the ideal time of its schedule") {
+  // Six equal layers a rank, M = 2 N; transfers take a small part of a visit, embedding and head no time.
+  const auto bubble = [](const char* schedule) {
+    const model::ModelShape shape = small_shape({.layers = 24});
+    PipelineInput input{.shape = &shape, .ranks = 4, .micro_batches = 8};
+    const bool decoupled = std::string(schedule) == "spipe";
+    input.backward_cuts = every(decoupled ? 1 : 3, 24);
+    for (std::size_t i = 1; i < input.backward_cuts.size(); ++i) ++input.backward_cuts[i];  // the embedding joins the first
+    if (decoupled) input.forward_cuts = {0, 4, 7, 10, 13, 16, 19, 22};
+    const Plan plan = make_schedule(schedule, input);
+    REQUIRE(!verify(plan, shape));
+    Hardware hardware{.ranks_per_host = 4};
+    hardware.unit_times.assign(static_cast<std::size_t>(shape.unit_count()), {1, 2});
+    hardware.unit_times.front() = hardware.unit_times.back() = {1e-6, 1e-6};
+    hardware.h2d_bytes_per_s = hardware.d2h_bytes_per_s = static_cast<double>(shape.store_units[1].elements) * 4 / 0.2;
+    return simulate(plan, shape, hardware).bubble;
+  };
+  CHECK(bubble("spipe") < 0.06);  // ideal: 0.045
+  CHECK(bubble("mobius") > 0.11);
 }
 
 TEST_CASE("both passes of spipe go around the ring, equal to the published mapping") {

@@ -284,21 +284,26 @@ TEST_CASE("invariant 3: every host's norm has every host's share") {
   CHECK(verify(c.plan, c.shape)->invariant == 3);
 }
 
-TEST_CASE("invariant 4: no fetch on any rank before the commit of the step before") {
-  const Case good = pipeline(one_host);
-  int tried = 0;
-  for (const Task& task : good.plan.tasks) {
-    if (task.kind != TaskKind::fetch) continue;
-    for (std::uint32_t i = 0; i < task.wait_count; ++i) {
-      const Wait& wait = good.plan.waits[task.first_wait + i];
-      if (good.plan.tasks[wait.task].kind != TaskKind::commit) continue;
-      Case c = good;
-      drop_wait(c.plan, task.id, i);
-      expect(c, 4, task.id, "of the step before");
-      ++tried;
+TEST_CASE("invariant 4: no rank fetches or sends parameters before the commit of the step before") {
+  for (const bool apart : {false, true}) {
+    const Case good = pipeline([&](PipelineInput& input) {
+      if (!apart) one_host(input);
+    });
+    int fetches = 0, pushes = 0;
+    for (const Task& task : good.plan.tasks) {
+      if (task.kind != TaskKind::fetch && task.kind != TaskKind::push) continue;
+      for (std::uint32_t i = 0; i < task.wait_count; ++i) {
+        const Wait& wait = good.plan.waits[task.first_wait + i];
+        if (good.plan.tasks[wait.task].kind != TaskKind::commit) continue;
+        Case c = good;
+        drop_wait(c.plan, task.id, i);
+        expect(c, 4, task.id, "of the step before");
+        ++(task.kind == TaskKind::fetch ? fetches : pushes);
+      }
     }
+    CHECK(fetches + pushes >= good.shape.unit_count());
+    CHECK((pushes > 0) == apart);
   }
-  CHECK(tried >= good.shape.unit_count());
 }
 
 TEST_CASE("invariant 6: two mailboxes in use never share bytes") {
