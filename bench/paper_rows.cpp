@@ -89,6 +89,57 @@ std::vector<int> cuts(const Row& row, int stages) {
   return list;
 }
 
+using ExtraWaits = std::multimap<std::uint32_t, std::uint32_t>;  // task -> task of the same step that it waits for
+
+void add_waits(plan::Plan& plan, const ExtraWaits& extra) {
+  std::vector<plan::Wait> waits;
+  for (plan::Task& task : plan.tasks) {
+    const auto first = static_cast<std::uint32_t>(waits.size());
+    waits.insert(waits.end(), plan.waits.begin() + task.first_wait, plan.waits.begin() + task.first_wait + task.wait_count);
+    const auto [begin, end] = extra.equal_range(task.id);
+    for (auto at = begin; at != end; ++at) waits.push_back({at->second, false});
+    task.first_wait = first;
+    task.wait_count = static_cast<std::uint16_t>(waits.size() - first);
+  }
+  plan.waits = std::move(waits);
+}
+
+bool computes_a_unit(const plan::Task& task) {
+  return task.kind == plan::TaskKind::forward || task.kind == plan::TaskKind::loss || task.kind == plan::TaskKind::backward;
+}
+bool in_backward_stage(const plan::Task& task) {
+  return task.kind != plan::TaskKind::forward || (task.flags & plan::kRecompute) != 0;
+}
+
+// The published code computes with a stage when all its parameters are there; plans begin with the first unit that is.
+void wait_for_whole_stages(plan::Plan& plan) {
+  struct Run {
+    bool backward = false;
+    int stage = -1;
+    std::uint32_t first_task = 0, last_fetch = 0;
+  };
+  std::vector<std::uint32_t> fetch_of(plan.buffers.size(), 0);
+  std::vector<Run> runs(static_cast<std::size_t>(plan.ranks));
+  ExtraWaits extra;
+  const auto close = [&](const Run& run) {
+    if (run.last_fetch > 0) extra.emplace(run.first_task, run.last_fetch);
+  };
+  for (const plan::Task& task : plan.tasks) {
+    if (task.kind == plan::TaskKind::fetch) fetch_of[plan.uses[task.first_use + 1].buffer] = task.id;
+    if (!computes_a_unit(task)) continue;
+    Run& run = runs[task.rank];
+    if (run.backward != in_backward_stage(task) || run.stage != task.stage) {
+      close(run);
+      run = {in_backward_stage(task), task.stage, task.id, 0};
+    }
+    for (std::uint32_t u = 0; u < task.use_count; ++u) {
+      run.last_fetch = std::max(run.last_fetch, fetch_of[plan.uses[task.first_use + u].buffer]);
+    }
+  }
+  for (const Run& run : runs) close(run);
+  add_waits(plan, extra);
+}
+
 plan::Plan make_plan(const Row& row, const model::ModelShape& shape, const Ablation& how) {
   plan::PipelineInput input;
   input.shape = &shape;
@@ -102,7 +153,9 @@ plan::Plan make_plan(const Row& row, const model::ModelShape& shape, const Ablat
   input.fuse_last = false;
   input.barrier_between_steps = true;
   input.early_updates = how.early_updates;
-  return plan::make_schedule(how.schedule, input);
+  plan::Plan plan = plan::make_schedule(how.schedule, input);
+  wait_for_whole_stages(plan);
+  return plan;
 }
 
 // Visits of every rank in order, as the last compute task of each.
@@ -130,7 +183,7 @@ void send_checkpoints_late(plan::Plan& plan, const Row& row, const Ablation& how
   const auto stage_at = [](const std::vector<int>& list, int unit) {
     return static_cast<int>(std::upper_bound(list.begin(), list.end(), unit) - list.begin()) - 1;
   };
-  std::map<std::uint32_t, std::uint32_t> after;  // recv -> visit's last task
+  ExtraWaits extra;
   for (const plan::Task& task : plan.tasks) {
     if (task.kind != plan::TaskKind::recv) continue;
     const plan::Buffer& target = plan.buffers[plan.uses[task.first_use + 1].buffer];
@@ -142,17 +195,10 @@ void send_checkpoints_late(plan::Plan& plan, const Row& row, const Ablation& how
     const int visit = (how.backward_stages - 1 - stage / ranks) * micro_batches + target.micro_batch;
     const auto& list = visits[static_cast<std::size_t>(sender)];
     const int tick = task.rank + kForwardStages * micro_batches - 1 + visit - sender;
-    after[task.id] = list[static_cast<std::size_t>(std::clamp(tick, 0, static_cast<int>(list.size()) - 1))];
+    const auto visit_then = list[static_cast<std::size_t>(std::clamp(tick, 0, static_cast<int>(list.size()) - 1))];
+    extra.emplace(task.id, visit_then);
   }
-  std::vector<plan::Wait> waits;
-  for (plan::Task& task : plan.tasks) {
-    const auto first = static_cast<std::uint32_t>(waits.size());
-    waits.insert(waits.end(), plan.waits.begin() + task.first_wait, plan.waits.begin() + task.first_wait + task.wait_count);
-    if (const auto found = after.find(task.id); found != after.end()) waits.push_back({found->second, false});
-    task.first_wait = first;
-    task.wait_count = static_cast<std::uint16_t>(waits.size() - first);
-  }
-  plan.waits = std::move(waits);
+  add_waits(plan, extra);
 }
 
 }  // namespace

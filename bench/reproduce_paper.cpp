@@ -32,6 +32,7 @@ struct Case {
   plan::Plan plan;
 
   explicit Case(const Row& r) : row(r), shape(published_shape(r)), plan(published_plan(r, shape)) {}
+  Case(const Row& r, const Ablation& ablation) : row(r), shape(published_shape(r)), plan(ablation_plan(r, shape, ablation)) {}
   [[nodiscard]] plan::Simulation simulate(const plan::Hardware& hardware) const {
     return plan::simulate(plan, shape, hardware);
   }
@@ -118,7 +119,9 @@ plan::Hardware fitted(const std::vector<Case>& cases, plan::Hardware hardware) {
 void fit(const std::vector<Row>& rows, const std::string& cluster, plan::Hardware hardware) {
   std::vector<Case> single, network;
   for (const Row& row : rows) {
-    if (row.cluster != cluster || !row.elapsed_ms || !is_evaluation(row) || row.system == "Megatron") continue;
+    if (row.cluster != cluster || !row.elapsed_ms) continue;
+    if (const auto ablation = ablation_of(row.system)) single.emplace_back(row, *ablation);
+    if (!is_evaluation(row) || row.system == "Megatron") continue;
     if (row.nodes == 1) single.emplace_back(row);
     if (row.size_b == 30 && row.seq_len == 1024) network.emplace_back(row);
   }
