@@ -2,7 +2,6 @@
 
 #include <fmt/core.h>
 
-#include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <set>
