@@ -175,7 +175,7 @@ std::vector<std::vector<std::uint32_t>> visits_of(const plan::Plan& plan) {
 }
 
 // The published code's simpler transport: the rank that ran a checkpoint's forward stage sends it in the tick before its use,
-// after the visit that it runs then.
+// after the visit that it runs then; the receiver waits for it after its own visit of that tick.
 void send_checkpoints_late(plan::Plan& plan, const Row& row, const Ablation& how) {
   const int ranks = plan.ranks, micro_batches = row.micro_batches();
   const auto visits = visits_of(plan);
@@ -197,6 +197,8 @@ void send_checkpoints_late(plan::Plan& plan, const Row& row, const Ablation& how
     const int tick = task.rank + kForwardStages * micro_batches - 1 + visit - sender;
     const auto visit_then = list[static_cast<std::size_t>(std::clamp(tick, 0, static_cast<int>(list.size()) - 1))];
     extra.emplace(task.id, visit_then);
+    const auto& own = visits[task.rank];
+    extra.emplace(task.id, own[static_cast<std::size_t>(kForwardStages * micro_batches - 1 + visit)]);
   }
   add_waits(plan, extra);
 }
@@ -231,8 +233,8 @@ plan::Plan ablation_plan(const Row& row, const model::ModelShape& shape, const A
 // its end the gradients twice (the copy that is reduced); checkpoints wait where they are used; tensors that a rank's next
 // stage will take queue up.
 double published_device_bytes(const Row& row) {
-  constexpr double kActivations = 34;        // bytes a token and hidden element that a layer keeps, with 16-bit elements
-  constexpr double kReserve = 3.0 * 0x1p30;  // driver, libraries, communicators, what the allocator cannot use
+  constexpr double kActivations = 34;         // bytes a token and hidden element that a layer keeps, with 16-bit elements
+  constexpr double kReserve = 2.94 * 0x1p30;  // driver, libraries, communicators, what the allocator cannot use
   const bool spipe = row.system == "SPipe";
   const double ranks = row.ranks(), hidden = row.hidden, micro_batches = row.micro_batches();
   const double tokens = static_cast<double>(row.micro_batch) * row.seq_len;

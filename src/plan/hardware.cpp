@@ -43,8 +43,6 @@ constexpr RateKey kRates[] = {
     {"network", "latency", &Hardware::network_latency_s},
     {"host", "update", &Hardware::update_params_per_s},
     {"host", "update_per_rank", &Hardware::update_params_per_s_rank},
-    {"host", "early_update", &Hardware::early_update_params_per_s},
-    {"host", "early_update_per_rank", &Hardware::early_update_params_per_s_rank},
     {"host", "dram_bandwidth", &Hardware::dram_bytes_per_s},
     {"host", "storage_bandwidth", &Hardware::storage_bytes_per_s},
 };

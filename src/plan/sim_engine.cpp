@@ -44,10 +44,7 @@ void Engine::make_resources() {
     }
     return list;
   };
-  const bool early = plan_.options.early_updates;
-  const auto either = [early](double usual, double during_pass) { return early && during_pass > 0 ? during_pass : usual; };
-  update_rank_rate_ = either(h.update_params_per_s_rank, h.early_update_params_per_s_rank);
-  update_ = per_host(either(h.update_params_per_s, h.early_update_params_per_s));
+  update_ = per_host(h.update_params_per_s);
   network_in_ = per_host(h.network_bytes_per_s);
   network_out_ = per_host(h.network_bytes_per_s);
   dram_ = per_host(h.dram_bytes_per_s);
@@ -217,7 +214,7 @@ Sharing::Flow Engine::flow_of(std::uint32_t id) const {
       through(network_in_[static_cast<std::size_t>(plan_.host_of_rank[task.peer_rank])], 1);
       break;
     case SharedBy::update:
-      flow.cap = update_rank_rate_;
+      flow.cap = hardware_.update_params_per_s_rank;
       through(update_[host], 1);
       break;
     case SharedBy::storage:

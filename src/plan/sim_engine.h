@@ -79,7 +79,7 @@ class Engine {
   const SimulationOptions& options_;
   std::size_t count_ = 0;
   int steps_ = 0;
-  double now_ = 0, update_rank_rate_ = 0;
+  double now_ = 0;
   std::uint64_t order_ = 0;
   std::vector<Instance> instances_;
   std::vector<Queue> queues_;

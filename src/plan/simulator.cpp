@@ -56,17 +56,14 @@ class Report {
     for (const Task& task : plan_.tasks) {
       const SimulatedTask& t = result_.tasks[task.id];
       rank(task).busy[static_cast<std::size_t>(task.stream)] += t.end - t.begin;
-      const bool in_pass = computes(task) || task.kind == TaskKind::fetch || task.kind == TaskKind::offload;
-      if (in_pass) {
-        first = std::min(first, t.begin);
-        last = std::max(last, t.end);
-      }
+      if (computes(task)) first = std::min(first, t.begin);
+      if (computes(task) || task.kind == TaskKind::offload) last = std::max(last, t.end);
       if (!computes(task)) continue;
       if (!seen[task.rank]) rank(task).first_compute = t.begin;
       seen[task.rank] = true;
       rank(task).last_compute = std::max(rank(task).last_compute, t.end);
     }
-    result_.pass_seconds = last - first;
+    result_.pass_seconds = std::max(0.0, last - first);
   }
 
   // Idle compute time between the first and the last compute task of the step. Steps may overlap: what ranks then do for the

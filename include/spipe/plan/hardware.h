@@ -37,11 +37,9 @@ struct Hardware {
   double network_latency_s = 0;
 
   // Host.
-  double update_params_per_s = 0;        // all ranks of a host together
-  double update_params_per_s_rank = 0;   // what one rank's threads manage
-  double early_update_params_per_s = 0;  // the same two while the pass still runs; 0: as above
-  double early_update_params_per_s_rank = 0;
-  double dram_bytes_per_s = 0;  // shared by copies and updates of a host
+  double update_params_per_s = 0;       // all ranks of a host together
+  double update_params_per_s_rank = 0;  // what one rank's threads manage
+  double dram_bytes_per_s = 0;          // shared by copies and updates of a host
   std::uint64_t host_bytes = 0;
   double storage_bytes_per_s = 0;  // checkpoints, per host
 

@@ -63,7 +63,7 @@ struct PathShare {
 
 struct Simulation {
   double step_seconds = 0;  // steady state
-  double pass_seconds = 0;  // first task to the last compute task or offload of the step
+  double pass_seconds = 0;  // begin of computing to the end of computing and offloading
   // Idle compute time between the first forward and the last backward of the step, over all ranks and that time.
   double bubble = 0;
   double exposed_optimizer_seconds = 0;  // of the critical path: norm, updates and commits
