@@ -1,5 +1,6 @@
 # Debian packages (scripts/setup.sh installs them). oneDNN's own package config wants OpenCL, so it is found by file.
 find_package(Threads REQUIRED)
+find_package(MPI REQUIRED COMPONENTS C)
 find_package(fmt REQUIRED)
 find_package(spdlog REQUIRED)
 find_package(yaml-cpp REQUIRED)

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 
+#include "plan_hardware.h"
 #include "spipe/base/error.h"
 #include "spipe/base/log.h"
 #include "spipe/base/units.h"
@@ -20,10 +21,15 @@ struct PlanFlags {
   std::string file, which = "train";
   std::vector<std::string> overrides;
   bool dump = false;
+  HardwareFlags hardware;
 };
 
 void run_plan(const PlanFlags& flags) {
   const config::Config config = config::load_config(flags.file, flags.overrides);
+  if (!flags.hardware.hardware.empty()) {
+    plan_on_hardware(config, flags.hardware);
+    return;
+  }
   const auto device = device::make_cpu_device({});
   const exec::RunSetup setup = exec::prepare_run(config, device->info(), {});
   const plan::Plan* plan = &setup.fit.train;
@@ -59,6 +65,7 @@ int run(int argc, char** argv) {
       "Examples:\n"
       "  spipe plan run.yaml                      memory and plan of a run, verified, without running it\n"
       "  spipe plan run.yaml --dump               every task with its waits, buffers and offsets\n"
+      "  spipe plan run.yaml --hardware configs/hardware/v100x4.yaml --timeline step.html\n"
       "  spipe tokenize --input a.jsonl b.txt --output train.bin --held-out heldout.bin --hold-out-fraction 0.05");
   app.require_subcommand(1);
   app.set_version_flag("--version", fmt::format("spipe {} ({}), {}", version(), git_commit(), build_text()));
@@ -70,6 +77,26 @@ int run(int argc, char** argv) {
   plan_command->add_option("--which", plan.which, "train, save (a training step that also saves) or evaluate")
       ->check(CLI::IsMember({"train", "save", "evaluate"}));
   plan_command->add_flag("--dump", plan.dump, "print every task");
+  HardwareFlags& hw = plan.hardware;
+  CLI::Option* hardware = plan_command->add_option(
+      "--hardware", hw.hardware, "simulate the step on this hardware (configs/hardware/*.yaml); needs no device");
+  plan_command->add_option("--schedule", hw.schedule, "auto, spipe, mobius, 1f1b, gpipe, roundpipe or streaming-dp")
+      ->needs(hardware);
+  plan_command->add_option("--hosts", hw.hosts, "hosts, instead of the file's number")
+      ->needs(hardware)
+      ->check(CLI::Range(1, 4096));
+  plan_command->add_option("--replicas", hw.replicas, "data-parallel replicas of the pipeline")
+      ->needs(hardware)
+      ->check(CLI::Range(1, 4096));
+  plan_command->add_option("--forward-stages", hw.forward_stages, "forward stages over all ranks; not given: tried")
+      ->needs(hardware)
+      ->check(CLI::Range(1, 100000));
+  plan_command->add_option("--backward-stages", hw.backward_stages, "backward stages over all ranks; not given: tried")
+      ->needs(hardware)
+      ->check(CLI::Range(1, 100000));
+  plan_command->add_option("--timeline", hw.timeline, "write the simulated step as an HTML page")->needs(hardware);
+  plan_command->add_option("--trace", hw.trace, "write the simulated step for chrome://tracing or ui.perfetto.dev")
+      ->needs(hardware);
 
   data::TokenizeOptions tokenize;
   CLI::App* tokenize_command = app.add_subcommand("tokenize", "turn text or JSONL into a token file (byte tokenizer)");

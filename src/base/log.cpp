@@ -18,6 +18,7 @@ struct Sinks {
   LogLevel level = LogLevel::info;
   std::shared_ptr<spdlog::logger> console, file;
   void (*before_line)() = nullptr;
+  bool closed = false;  // the last line was written
 };
 
 std::shared_ptr<spdlog::logger> make_logger(std::shared_ptr<spdlog::sinks::sink> sink, const char* pattern) {
@@ -38,9 +39,11 @@ Sinks& sinks() {
   return *sinks;
 }
 
-void log(LogLevel level, std::string_view prefix, std::string_view message) {
+void log(LogLevel level, std::string_view prefix, std::string_view message, bool last = false) {
   Sinks& to = sinks();
   const std::lock_guard<std::mutex> guard(to.lock);
+  if (to.closed) return;
+  to.closed = last;
   const std::string line = std::string(prefix) + std::string(message);
   if (level >= to.level) {
     if (to.before_line != nullptr) to.before_line();
@@ -70,6 +73,13 @@ void log_debug(std::string_view message) { log(LogLevel::debug, "debug: ", messa
 void log_info(std::string_view message) { log(LogLevel::info, "", message); }
 void log_warning(std::string_view message) { log(LogLevel::warning, "warning: ", message); }
 void log_error(std::string_view message) { log(LogLevel::error, "error: ", message); }
+void log_last_error(std::string_view message) { log(LogLevel::error, "error: ", message, true); }
+
+void close_log() {
+  Sinks& to = sinks();
+  const std::lock_guard<std::mutex> guard(to.lock);
+  to.closed = true;
+}
 
 void set_log_line_hook(void (*before_line)()) {
   Sinks& to = sinks();

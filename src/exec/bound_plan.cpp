@@ -42,6 +42,12 @@ BoundPlan::BoundPlan(const plan::Plan& plan, const Machine& machine)
       case TaskKind::commit:
       case TaskKind::save:
         break;
+      case TaskKind::send:
+      case TaskKind::recv:
+      case TaskKind::push:
+      case TaskKind::pull:
+        SPIPE_CHECK(false, fmt::format("task {} ({}) moves data between ranks, which this executor does not do", task.id,
+                                       plan::task_kind_name(task.kind)));
     }
   }
 }

@@ -133,6 +133,11 @@ struct Executor::Impl {
       case TaskKind::save:
         if (request.save_unit) request.save_unit(task.unit);
         break;
+      case TaskKind::send:
+      case TaskKind::recv:
+      case TaskKind::push:
+      case TaskKind::pull:
+        SPIPE_CHECK(false, "binding refuses plans of several ranks");
     }
   }
 

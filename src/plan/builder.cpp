@@ -10,6 +10,7 @@ namespace spipe::plan {
 Builder::Builder(ScheduleOptions options, int ranks, int store_units, int compute_units) {
   plan_.options = std::move(options);
   plan_.ranks = ranks;
+  plan_.host_of_rank.assign(static_cast<std::size_t>(ranks), 0);
   plan_.store_units = store_units;
   plan_.compute_units = compute_units;
 }

@@ -25,8 +25,12 @@ void append_buffer(std::string& out, const Plan& plan, const Use& use) {
   if (buffer.unit >= 0) fmt::format_to(sink, ".{}", buffer.unit);
   if (buffer.source >= 0) fmt::format_to(sink, "<{}", buffer.source);
   if (buffer.micro_batch >= 0) fmt::format_to(sink, "/{}", buffer.micro_batch);
+  if (plan.hosts() > 1 && (buffer.place == Place::store || buffer.place == Place::host)) {
+    fmt::format_to(sink, "#{}", buffer.host);
+  }
   if (buffer.place == Place::store && buffer.kind == BufferKind::gradient) out += "@store";
-  if (buffer.place == Place::device || buffer.kind == BufferKind::parked) {
+  if (buffer.place == Place::device || buffer.kind == BufferKind::parked || buffer.kind == BufferKind::mailbox ||
+      buffer.kind == BufferKind::norm_parts) {
     fmt::format_to(sink, "@{}+{}", buffer.offset, buffer.bytes);
   }
 }
@@ -43,6 +47,7 @@ void append_task(std::string& out, const Plan& plan, const Task& task) {
   if ((task.flags & kEvaluate) != 0) out += " evaluate";
   if ((task.flags & kRecompute) != 0) out += " recompute";
   if ((task.flags & kLastOfStage) != 0) out += " last";
+  if (task.peer != kNoPeer) fmt::format_to(sink, " peer {} rank {}", task.peer, task.peer_rank);
   if (task.bytes > 0) fmt::format_to(sink, " bytes {}", task.bytes);
   if (task.flops > 0) fmt::format_to(sink, " flops {:.6g}", task.flops);
   out += " | waits";
@@ -65,6 +70,12 @@ std::string dump(const Plan& plan) {
       options.schedule, options.residency == Residency::in_place ? "in_place" : "streamed", plan.ranks, options.micro_batches,
       options.sum_groups, joined(options.forward_cuts), joined(options.backward_cuts), options.recompute, options.park,
       options.prefetch, options.evaluate, options.save);
+  if (plan.ranks > 1) {
+    out += fmt::format("# replicas {} fuse_last {} hosts {} homes {} mailboxes", options.replicas, options.fuse_last,
+                       joined(plan.host_of_rank), joined(plan.home_of_unit));
+    for (const std::uint64_t bytes : plan.mailbox_bytes) out += fmt::format(" {}", bytes);
+    out += '\n';
+  }
   out += fmt::format("# tasks {} buffers {} arena {} in_place {} parking {}; a wait with ' is for the step before\n",
                      plan.tasks.size(), plan.buffers.size(), plan.arena_bytes, plan.in_place_bytes, plan.parking_bytes);
   for (const Task& task : plan.tasks) append_task(out, plan, task);

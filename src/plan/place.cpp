@@ -1,6 +1,7 @@
 // Static offsets from lifetimes, and the waits that reuse of bytes needs.
 //
-// A buffer lives from its first to its last access in program order. Several placements are tried, the smallest is taken:
+// A buffer lives from its first to its last access in program order, longer if the schedule wishes so. Several placements are
+// tried, the smallest is taken:
 //  - largest first, each at the lowest offset that is free during its whole life: nearly always as small as the bytes alive
 //    at once, but its work grows with the square of those alive at once, so it gives up on very large plans;
 //  - best fit in order of birth, for plans of any size.
@@ -27,6 +28,7 @@ constexpr int kRounds = 60;
 
 struct Life {
   std::uint32_t buffer = 0, first = kNever, last = 0;  // inclusive
+  std::uint32_t access = kNever;                       // the first one
   std::uint64_t bytes = 0, offset = 0;
 };
 
@@ -250,13 +252,23 @@ void collect_reuse(const std::vector<Life>& lives, const std::vector<Accesses>& 
       if (step == 0) continue;
       for (const std::uint64_t owner : before) {
         const bool previous = owner < buffers;
-        for (const std::uint32_t task : accesses[owner % buffers].tasks) edges.push_back({task, life.first, previous});
+        for (const std::uint32_t task : accesses[owner % buffers].tasks) edges.push_back({task, life.access, previous});
       }
     }
   }
 }
 
-bool has_offset(const Buffer& buffer) { return buffer.place == Place::device || buffer.kind == BufferKind::parked; }
+// The memories in which buffers have offsets: a rank's device and parking, a host's mailboxes.
+enum class Memory : std::uint8_t { device, parking, mailboxes, none };
+
+Memory memory_of(const Buffer& buffer) {
+  if (buffer.place == Place::device) return Memory::device;
+  if (buffer.kind == BufferKind::parked) return Memory::parking;
+  if (buffer.kind == BufferKind::mailbox || buffer.kind == BufferKind::norm_parts) return Memory::mailboxes;
+  return Memory::none;
+}
+
+bool has_offset(const Buffer& buffer) { return memory_of(buffer) != Memory::none; }
 
 // Lives of all buffers; those that no task uses, or that have no offset, are left at kNever.
 std::vector<Life> lives_of(const Plan& plan) {
@@ -270,13 +282,18 @@ std::vector<Life> lives_of(const Plan& plan) {
     }
   }
   for (std::uint32_t b = 0; b < lives.size(); ++b) {
+    const Buffer& buffer = plan.buffers[b];
     lives[b].buffer = b;
-    lives[b].bytes = plan.buffers[b].bytes;
+    lives[b].bytes = buffer.bytes;
+    lives[b].access = lives[b].first;
+    if (lives[b].first == kNever) continue;
+    if (buffer.reserved_from > 0) lives[b].first = std::min(lives[b].first, buffer.reserved_from);
+    lives[b].last = std::max(lives[b].last, buffer.held_until);
   }
   return lives;
 }
 
-// One memory: a rank's device or its parking. Constants are written once, before the first step: they stay, at the lowest
+// One memory. Constants are written once, before the first step: they stay, at the lowest
 // offsets of every plan.
 struct Area {
   std::vector<Life> lives;  // in order of birth, large before small
@@ -284,12 +301,12 @@ struct Area {
   std::uint64_t constant_bytes = 0;
 };
 
-Area area_of(const Plan& plan, const std::vector<Life>& all, int rank, bool on_device) {
+Area area_of(const Plan& plan, const std::vector<Life>& all, Memory memory, int owner) {
   Area area;
   for (const Life& life : all) {
     const Buffer& buffer = plan.buffers[life.buffer];
-    if (life.first == kNever || life.bytes == 0 || buffer.rank != rank) continue;
-    if ((buffer.place == Place::device) != on_device) continue;
+    if (life.first == kNever || life.bytes == 0 || memory_of(buffer) != memory) continue;
+    if ((memory == Memory::mailboxes ? buffer.host : buffer.rank) != owner) continue;
     if (buffer.kind == BufferKind::constants) {
       area.constants.push_back(life.buffer);
       area.constant_bytes += life.bytes;
@@ -337,7 +354,7 @@ MemoryBound memory_bound(const Plan& plan, const model::ModelShape& shape, std::
   const std::vector<Life> all = lives_of(plan);
   MemoryBound bound;
   for (int rank = 0; rank < plan.ranks; ++rank) {
-    const Area device = area_of(plan, all, rank, true), parking = area_of(plan, all, rank, false);
+    const Area device = area_of(plan, all, Memory::device, rank), parking = area_of(plan, all, Memory::parking, rank);
     bound.arena = std::max(bound.arena, device.constant_bytes + live_bound(device.lives));
     bound.parking = std::max(bound.parking, live_bound(parking.lives));
   }
@@ -348,26 +365,29 @@ MemoryBound memory_bound(const Plan& plan, const model::ModelShape& shape, std::
 void place(Plan& plan, const Lanes& lanes, std::vector<Edge>& edges) {
   const std::vector<Life> all = lives_of(plan);
   const std::vector<Accesses> accesses = accesses_of(plan, lanes);
+  const auto place_one = [&](Memory memory, int owner) {
+    Area area = area_of(plan, all, memory, owner);
+    std::uint64_t offset = 0;
+    for (const std::uint32_t b : area.constants) {
+      plan.buffers[b].offset = offset;
+      offset += plan.buffers[b].bytes;
+    }
+    const std::uint64_t top = area.constant_bytes + place_lives(area.lives);
+    for (Life& life : area.lives) {
+      life.offset += area.constant_bytes;
+      plan.buffers[life.buffer].offset = life.offset;
+    }
+    collect_reuse(area.lives, accesses, edges);
+    return top;
+  };
   plan.arena_bytes = 0;
   plan.parking_bytes = 0;
   for (int rank = 0; rank < plan.ranks; ++rank) {
-    for (const bool on_device : {true, false}) {
-      Area area = area_of(plan, all, rank, on_device);
-      std::uint64_t offset = 0;
-      for (const std::uint32_t b : area.constants) {
-        plan.buffers[b].offset = offset;
-        offset += plan.buffers[b].bytes;
-      }
-      const std::uint64_t top = area.constant_bytes + place_lives(area.lives);
-      for (Life& life : area.lives) {
-        life.offset += area.constant_bytes;
-        plan.buffers[life.buffer].offset = life.offset;
-      }
-      std::uint64_t& bytes = on_device ? plan.arena_bytes : plan.parking_bytes;
-      bytes = std::max(bytes, top);
-      collect_reuse(area.lives, accesses, edges);
-    }
+    plan.arena_bytes = std::max(plan.arena_bytes, place_one(Memory::device, rank));
+    plan.parking_bytes = std::max(plan.parking_bytes, place_one(Memory::parking, rank));
   }
+  plan.mailbox_bytes.clear();
+  for (int host = 0; host < plan.hosts(); ++host) plan.mailbox_bytes.push_back(place_one(Memory::mailboxes, host));
 }
 
 void place_buffers(Plan& plan) {

@@ -11,25 +11,36 @@
 
 namespace spipe::plan {
 
+const char* task_kind_name(TaskKind kind) {
+  static constexpr std::array kNames = {"input",  "fetch",  "forward", "loss",   "backward", "reduce",
+                                        "park",   "unpark", "offload", "result", "norm",     "optimize",
+                                        "commit", "save",   "send",    "recv",   "push",     "pull"};
+  static_assert(kNames.size() == kTaskKinds);
+  return kNames.at(static_cast<std::size_t>(kind));
+}
+
+const char* stream_name(StreamKind stream) {
+  static constexpr std::array kNames = {"compute", "h2d", "d2h", "cpu", "io", "comm", "recv", "send"};
+  static_assert(kNames.size() == kStreamCount);
+  return kNames.at(static_cast<std::size_t>(stream));
+}
+
+const char* buffer_kind_name(BufferKind kind) {
+  static constexpr std::array kNames = {
+      "constants",  "parameters",  "gradient",   "gradient_partial", "boundary",   "boundary_gradient", "saved",
+      "workspace",  "input",       "token_loss", "store_compute",    "store_grad", "store_state",       "parked",
+      "host_input", "host_result", "norm_value", "checkpoint_file",  "mailbox",    "norm_parts",        "wire"};
+  static_assert(kNames.size() == kBufferKinds);
+  return kNames.at(static_cast<std::size_t>(kind));
+}
+
 namespace {
 
-constexpr std::array kTaskKindNames = {"input",  "fetch",   "forward", "loss", "backward", "reduce", "park",
-                                       "unpark", "offload", "result",  "norm", "optimize", "commit", "save"};
-constexpr std::array kStreamNames = {"compute", "h2d", "d2h", "cpu", "io"};
-constexpr std::array kBufferKindNames = {
-    "constants",   "parameters", "gradient",   "gradient_partial", "boundary",      "boundary_gradient",
-    "saved",       "workspace",  "input",      "token_loss",       "store_compute", "store_grad",
-    "store_state", "parked",     "host_input", "host_result",      "norm_value",    "checkpoint_file"};
 constexpr std::uint32_t kNever = UINT32_MAX;
-constexpr std::size_t kBufferKinds = kBufferKindNames.size();
 
 }  // namespace
 
-const char* task_kind_name(TaskKind kind) { return kTaskKindNames.at(static_cast<std::size_t>(kind)); }
-
-const char* stream_name(StreamKind stream) { return kStreamNames.at(static_cast<std::size_t>(stream)); }
-
-const char* buffer_kind_name(BufferKind kind) { return kBufferKindNames.at(static_cast<std::size_t>(kind)); }
+int Plan::hosts() const { return 1 + *std::max_element(host_of_rank.begin(), host_of_rank.end()); }
 
 namespace {
 
@@ -74,6 +85,11 @@ void hash_options(Hasher& hash, const ScheduleOptions& options) {
   hash.add(options.prefetch);
   hash.add(options.evaluate);
   hash.add(options.save);
+  hash.add(options.ranks);
+  hash.add(options.replicas);
+  hash.add(options.fuse_last);
+  hash.add(options.barrier_between_steps);
+  hash.add(options.early_updates);
 }
 
 }  // namespace
@@ -95,6 +111,8 @@ std::uint64_t plan_hash(const Plan& plan) {
     hash.add(task.stage);
     hash.add(task.bytes);
     hash.add(task.flops);
+    hash.add(task.peer);
+    hash.add(task.peer_rank);
     hash.add(task.use_count);
     for (std::uint32_t i = 0; i < task.use_count; ++i) {
       hash.add(plan.uses[task.first_use + i].buffer);
@@ -116,10 +134,15 @@ std::uint64_t plan_hash(const Plan& plan) {
     hash.add(buffer.source);
     hash.add(buffer.bytes);
     hash.add(buffer.offset);
+    hash.add(buffer.host);
   }
   hash.add(plan.arena_bytes);
   hash.add(plan.in_place_bytes);
   hash.add(plan.parking_bytes);
+  hash.add_list(plan.host_of_rank);
+  hash.add_list(plan.home_of_unit);
+  hash.add(plan.mailbox_bytes.size());
+  for (const std::uint64_t bytes : plan.mailbox_bytes) hash.add(bytes);
   return hash.value();
 }
 
@@ -140,6 +163,11 @@ std::string summary(const Plan& plan) {
     if (!options.evaluate) text += " and " + std::to_string(options.backward_cuts.size()) + " backward";
     text += " stages, " + std::to_string(options.prefetch) + " fetched ahead";
   }
+  if (plan.ranks > 1) {
+    text += "; " + options.schedule + " on " + std::to_string(plan.ranks) + " ranks";
+    if (options.replicas > 1) text += " in " + std::to_string(options.replicas) + " replicas";
+    if (plan.hosts() > 1) text += " of " + std::to_string(plan.hosts()) + " hosts";
+  }
   if (!options.evaluate) {
     text += options.recompute ? ", recompute on" : ", recompute off";
     if (recomputed > 0) text += " (" + std::to_string(recomputed) + " forwards repeated)";
@@ -148,9 +176,16 @@ std::string summary(const Plan& plan) {
   }
   text += "; a step fetches " + format_bytes(bytes[TaskKind::fetch]) + ", offloads " + format_bytes(bytes[TaskKind::offload]);
   if (bytes[TaskKind::park] > 0) text += ", parks " + format_bytes(bytes[TaskKind::park]);
-  text += "; device memory " + format_bytes(plan.device_bytes());
+  if (bytes[TaskKind::send] > 0) text += ", sends " + format_bytes(bytes[TaskKind::send]) + " to mailboxes";
+  if (bytes[TaskKind::push] > 0) text += " and " + format_bytes(bytes[TaskKind::push]) + " to other hosts";
+  text += plan.ranks > 1 ? "; device memory of a rank " : "; device memory ";
+  text += format_bytes(plan.device_bytes());
   if (plan.in_place_bytes > 0) {
     text += " (" + format_bytes(plan.arena_bytes) + " arena + " + format_bytes(plan.in_place_bytes) + " in place)";
+  }
+  if (!plan.mailbox_bytes.empty()) {
+    const std::uint64_t most = *std::max_element(plan.mailbox_bytes.begin(), plan.mailbox_bytes.end());
+    if (most > 0) text += ", mailboxes of a host " + format_bytes(most);
   }
   return text;
 }
@@ -180,7 +215,8 @@ std::vector<MemoryUse> memory_by_kind(const Plan& plan) {
   std::sort(events.begin(), events.end(), [](const Event& a, const Event& b) {
     return std::tuple(a.time, a.begin, a.buffer) < std::tuple(b.time, b.begin, b.buffer);  // ends before beginnings
   });
-  using ByKind = std::array<std::uint64_t, kBufferKinds>;
+  constexpr auto kKinds = static_cast<std::size_t>(kBufferKinds);
+  using ByKind = std::array<std::uint64_t, kKinds>;
   const auto ranks = static_cast<std::size_t>(plan.ranks);
   std::vector<ByKind> live(ranks, ByKind{}), at_peak(ranks, ByKind{}), own_peak(ranks, ByKind{});
   std::vector<std::uint64_t> total(ranks, 0), peak(ranks, 0);

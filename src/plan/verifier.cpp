@@ -10,10 +10,60 @@ namespace spipe::plan {
 
 namespace verification {
 
+namespace {
+
+bool moves(TaskKind kind) {
+  return kind == TaskKind::park || kind == TaskKind::unpark || kind == TaskKind::send || kind == TaskKind::recv ||
+         kind == TaskKind::push || kind == TaskKind::pull;
+}
+
+// Whether a task may touch a buffer where it is; else what is wrong.
+const char* out_of_reach(const Plan& plan, const Task& task, const Buffer& buffer) {
+  switch (buffer.place) {
+    case Place::device:
+      return buffer.rank == task.rank ? nullptr : "uses memory of another rank";
+    case Place::network:
+      return task.kind == TaskKind::push || task.kind == TaskKind::pull ? nullptr : "uses the network";
+    case Place::store:
+    case Place::host:
+      break;
+  }
+  if (buffer.kind == BufferKind::parked && buffer.rank != task.rank) return "uses memory of another rank";
+  if (buffer.host != plan.host_of_rank[task.rank]) return "uses memory of another host";
+  return nullptr;
+}
+
+Finding check_topology(const Plan& plan, const model::ModelShape& shape) {
+  const auto bad = [](const std::string& finding) { return Violation{5, 0, "invariant 5: " + finding}; };
+  if (plan.ranks < 1 || plan.host_of_rank.size() != static_cast<std::size_t>(plan.ranks)) return bad("a rank has no host");
+  for (const int host : plan.host_of_rank) {
+    if (host < 0 || host >= plan.ranks) return bad("a host's number is out of range");
+  }
+  if (plan.ranks == 1) return std::nullopt;
+  if (plan.home_of_unit.size() != static_cast<std::size_t>(shape.store_unit_count())) return bad("units have no homes");
+  for (std::size_t s = 0; s < plan.home_of_unit.size(); ++s) {
+    const int home = plan.home_of_unit[s];
+    if (home >= plan.ranks || (home < 0 && shape.store_units[s].elements > 0)) {
+      return bad("store unit " + shape.store_units[s].name + " has no home");
+    }
+  }
+  for (const Buffer& buffer : plan.buffers) {
+    if (buffer.place != Place::store || buffer.unit < 0 || buffer.unit >= shape.store_unit_count()) continue;
+    const int home = plan.home_of_unit[static_cast<std::size_t>(buffer.unit)];
+    if (home < 0 || plan.host_of_rank[static_cast<std::size_t>(home)] != buffer.host) {
+      return bad(fmt::format("a buffer of {} lies in the store of host {}, which is not its home",
+                             shape.store_units[static_cast<std::size_t>(buffer.unit)].name, buffer.host));
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
 std::string Subject::name(const Task& task) const {
   std::string text = fmt::format("task {} ({}", task.id, task_kind_name(task.kind));
   const bool computes = task.kind == TaskKind::forward || task.kind == TaskKind::loss || task.kind == TaskKind::backward;
-  const bool moves_boundary = (task.kind == TaskKind::park || task.kind == TaskKind::unpark) && task.micro_batch >= 0;
+  const bool moves_boundary = moves(task.kind) && task.micro_batch >= 0;
   if (task.unit >= 0 && (computes || moves_boundary) && task.unit < shape.unit_count()) {
     text += " " + shape.units[static_cast<std::size_t>(task.unit)].name;
   } else if (task.unit >= 0 && task.unit < shape.store_unit_count()) {
@@ -31,6 +81,7 @@ Violation Subject::violation(int invariant, const Task& task, const std::string&
 
 Finding check_structure(const Subject& subject) {
   const Plan& plan = subject.plan;
+  if (auto found = check_topology(plan, subject.shape)) return found;
   for (std::size_t i = 0; i < plan.tasks.size(); ++i) {
     const Task& task = plan.tasks[i];
     const auto bad = [&](const std::string& finding) {
@@ -42,15 +93,14 @@ Finding check_structure(const Subject& subject) {
     if (std::size_t{task.first_wait} + task.wait_count > plan.waits.size()) return bad("has waits that do not exist");
     const bool computes = task.kind == TaskKind::forward || task.kind == TaskKind::loss || task.kind == TaskKind::backward;
     const int units = computes ? subject.shape.unit_count() : subject.shape.store_unit_count();
-    const bool moves = task.kind == TaskKind::park || task.kind == TaskKind::unpark;
-    if (task.unit < -1 || (!moves && task.unit >= units)) return bad("names a unit that does not exist");
+    if (task.unit < -1 || (!moves(task.kind) && task.unit >= units)) return bad("names a unit that does not exist");
     if (computes && task.unit < 0) return bad("names no unit");
     if (task.micro_batch < -1 || task.micro_batch >= plan.options.micro_batches) return bad("names no micro-batch of the step");
     if (computes && task.micro_batch < 0) return bad("names no micro-batch");
     for (const Use& use : subject.uses(task)) {
       if (use.buffer >= plan.buffers.size()) return bad("uses a buffer that does not exist");
       const Buffer& buffer = plan.buffers[use.buffer];
-      if (buffer.place != Place::store && buffer.rank != task.rank) return bad("uses memory of another rank");
+      if (const char* finding = out_of_reach(plan, task, buffer)) return bad(finding);
       if (buffer.place == Place::store && (buffer.unit < 0 || buffer.unit >= subject.shape.store_unit_count())) {
         return bad("uses a store buffer of no store unit");
       }
@@ -76,21 +126,23 @@ namespace {
 struct Tally {
   TaskKind kind;
   int invariant;
-  std::map<std::pair<int, int>, int> expected;  // what must happen exactly once
+  std::map<std::pair<int, int>, int> expected;  // what must happen exactly `times`
+  int times = 1;
 };
 
 std::vector<Tally> tallies(const Subject& subject) {
   const ScheduleOptions& options = subject.plan.options;
   const model::ModelShape& shape = subject.shape;
-  Tally loss{TaskKind::loss, 2, {}}, backward{TaskKind::backward, 2, {}}, result{TaskKind::result, 2, {}};
-  Tally offload{TaskKind::offload, 3, {}}, optimize{TaskKind::optimize, 3, {}}, commit{TaskKind::commit, 3, {}};
-  Tally norm{TaskKind::norm, 3, {}}, save{TaskKind::save, 3, {}};
+  Tally loss{TaskKind::loss, 2, {}, 1}, backward{TaskKind::backward, 2, {}, 1}, result{TaskKind::result, 2, {}, 1};
+  Tally offload{TaskKind::offload, 3, {}, 1}, optimize{TaskKind::optimize, 3, {}, 1}, commit{TaskKind::commit, 3, {}, 1};
+  Tally norm{TaskKind::norm, 3, {}, 1}, save{TaskKind::save, 3, {}, 1};
   for (int m = 0; m < options.micro_batches; ++m) {
     loss.expected[{shape.unit_count() - 1, m}] = 0;
     result.expected[{-1, m}] = 0;
     for (int u = 0; u + 1 < shape.unit_count() && !options.evaluate; ++u) backward.expected[{u, m}] = 0;
   }
   if (!options.evaluate) norm.expected[{-1, -1}] = 0;
+  norm.times = subject.plan.hosts();  // every host computes it
   for (int s = 0; s < shape.store_unit_count() && !options.evaluate; ++s) {
     if (subject.elements(s) == 0) continue;
     for (Tally* tally : {&offload, &optimize, &commit}) tally->expected[{s, -1}] = 0;
@@ -112,7 +164,9 @@ Finding check_counts(const Subject& subject) {
         return subject.violation(tally.invariant, task,
                                  plan.options.evaluate ? "has no place in an evaluation" : "has no place in this step");
       }
-      if (++found->second > 1) return subject.violation(tally.invariant, task, "happens a second time in the same step");
+      if (++found->second > tally.times) {
+        return subject.violation(tally.invariant, task, "happens a second time in the same step");
+      }
     }
     if (plan.options.evaluate && task.kind == TaskKind::reduce) {
       return subject.violation(3, task, "has no place in an evaluation");
@@ -120,7 +174,7 @@ Finding check_counts(const Subject& subject) {
   }
   for (const Tally& tally : all) {
     for (const auto& [key, count] : tally.expected) {
-      if (count > 0) continue;
+      if (count == tally.times) continue;
       Task missing;
       missing.id = static_cast<std::uint32_t>(plan.tasks.size());
       missing.kind = tally.kind;
@@ -142,6 +196,7 @@ std::optional<Violation> verify(const Plan& plan, const model::ModelShape& shape
   const verification::Subject subject{plan, shape};
   if (auto found = verification::check_structure(subject)) return found;
   if (auto found = verification::check_counts(subject)) return found;
+  if (auto found = verification::check_messages(subject)) return found;
   if (auto found = verification::check_meaning(subject)) return found;
   const verification::Order order(subject);
   if (auto found = verification::check_races(subject, order)) return found;

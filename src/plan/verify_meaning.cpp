@@ -25,6 +25,7 @@ struct Content {
     token_loss,         // of micro-batch m
     gradient,           // of store unit `unit` from compute unit `source`, micro-batches [from, to)
     final_gradient,     // of store unit `unit`: all sources, all micro-batches, rounded, with its norm blocks
+    norm_part,          // what host `source` gives to the norm
     norm,
   };
   Kind kind = Kind::nothing;
@@ -49,6 +50,10 @@ class Meaning {
   Finding backward(const Task& task);
   Finding reduce(const Task& task);
   Finding move(const Task& task);
+  Finding push(const Task& task);
+  Finding pull(const Task& task);
+  // The task reads all that host `host` gives to the norm: gradients of its units, and losses of its micro-batches.
+  Finding needs_share(const Task& task, int host);
   Finding offload(const Task& task);
   Finding result(const Task& task);
   Finding norm(const Task& task);
@@ -85,13 +90,18 @@ class Meaning {
   std::vector<Content> held_;
   std::vector<std::uint32_t> put_;  // what the task at hand filled
   std::vector<Stage> stages_;
+  std::vector<int> result_host_;  // per micro-batch: where its losses are brought to
 };
 
 Meaning::Meaning(const Subject& subject)
     : subject_(subject),
       options_(subject.plan.options),
       held_(subject.plan.buffers.size()),
-      stages_(static_cast<std::size_t>(subject.shape.store_unit_count()), Stage::committed) {
+      stages_(static_cast<std::size_t>(subject.shape.store_unit_count()), Stage::committed),
+      result_host_(static_cast<std::size_t>(options_.micro_batches), -1) {
+  for (const Task& task : subject.plan.tasks) {
+    if (task.kind == TaskKind::result) result_host_[static_cast<std::size_t>(task.micro_batch)] = subject.host(task);
+  }
   std::vector<std::uint32_t> gradient_plane(stages_.size(), kUnset);
   for (std::uint32_t b = 0; b < subject.plan.buffers.size(); ++b) {
     const Buffer& buffer = subject.plan.buffers[b];
@@ -215,7 +225,10 @@ Finding Meaning::input(const Task& task) {
 Finding Meaning::fetch(const Task& task) {
   const Use* source = use_of(task, BufferKind::store_compute, Access::read, task.unit);
   const Use* target = use_of(task, BufferKind::parameters, Access::write, task.unit);
-  if (task.unit < 0 || source == nullptr || target == nullptr) return bad(1, task, "does not copy its unit to the device");
+  const Use* message = reads(task, {.kind = Kind::parameters, .unit = task.unit});  // from another host
+  if (task.unit < 0 || (source == nullptr) == (message == nullptr) || target == nullptr) {
+    return bad(1, task, "does not copy its unit to the device");
+  }
   if (stage(task.unit) != Stage::committed) return bad(1, task, "fetches parameters after their update");
   put(*target, {.kind = Kind::parameters, .unit = task.unit});
   return std::nullopt;
@@ -314,12 +327,69 @@ Finding Meaning::move(const Task& task) {
   }
   const Buffer& from = subject_.buffer(uses[0]);
   const Buffer& to = subject_.buffer(uses[1]);
-  const bool parks = task.kind == TaskKind::park;
-  if ((parks ? to : from).kind != BufferKind::parked || (parks ? from : to).place != Place::device) {
-    return bad(2, task, "does not copy between device and parking");
+  const bool leaves = task.kind == TaskKind::park || task.kind == TaskKind::send;
+  const bool parks = task.kind == TaskKind::park || task.kind == TaskKind::unpark;
+  const BufferKind far = parks ? BufferKind::parked : BufferKind::mailbox;
+  if ((leaves ? to : from).kind != far || (leaves ? from : to).place != Place::device) {
+    return bad(2, task, parks ? "does not copy between device and parking" : "does not copy between device and mailbox");
   }
   if (held(uses[0]).kind == Kind::nothing) return bad(2, task, "copies a buffer that holds nothing");
   if (from.bytes != to.bytes) return bad(6, task, fmt::format("copies {} bytes into {}", from.bytes, to.bytes));
+  put(uses[1], held(uses[0]));
+  return std::nullopt;
+}
+
+Finding Meaning::needs_share(const Task& task, int host) {
+  for (int s = 0; s < subject_.shape.store_unit_count(); ++s) {
+    const bool here =
+        subject_.plan.ranks == 1 ||
+        (subject_.elements(s) > 0 &&
+         subject_.plan.host_of_rank[static_cast<std::size_t>(subject_.plan.home_of_unit[static_cast<std::size_t>(s)])] == host);
+    if (!here || subject_.elements(s) == 0 || reads(task, {.kind = Kind::final_gradient, .unit = s}) != nullptr) continue;
+    return bad(3, task, fmt::format("leaves out the gradient of {}, or comes before its offload", subject_.store_name(s)));
+  }
+  for (int m = 0; m < options_.micro_batches; ++m) {
+    if (result_host_[static_cast<std::size_t>(m)] != host) continue;
+    if (reads(task, {.kind = Kind::token_loss, .micro_batch = m}) != nullptr) continue;
+    return bad(3, task, fmt::format("leaves out the losses of micro-batch {}, or comes before they are there", m));
+  }
+  return std::nullopt;
+}
+
+Finding Meaning::push(const Task& task) {
+  const auto uses = subject_.uses(task);
+  const Use* wire = use_of(task, BufferKind::wire, Access::write);
+  if (wire == nullptr || uses.size() < 2) return bad(5, task, "has no message");
+  const Use& first = uses[0];
+  const Buffer& source = subject_.buffer(first);
+  if (source.kind == BufferKind::mailbox && uses.size() == 2) {
+    if (held(first).kind == Kind::nothing) return bad(2, task, "sends a mailbox that holds nothing");
+    if (source.bytes != subject_.buffer(*wire).bytes) return bad(5, task, "sends another number of bytes than its source has");
+    put(*wire, held(first));
+    return std::nullopt;
+  }
+  if (source.kind == BufferKind::store_compute && uses.size() == 2) {
+    if (source.unit != task.unit) return bad(1, task, "sends the parameters of another unit");
+    if (stage(task.unit) != Stage::committed) return bad(1, task, "sends parameters after their update");
+    put(*wire, {.kind = Kind::parameters, .unit = source.unit});
+    return std::nullopt;
+  }
+  if (auto found = needs_share(task, subject_.host(task))) return found;
+  put(*wire, {.kind = Kind::norm_part, .source = subject_.host(task)});
+  return std::nullopt;
+}
+
+Finding Meaning::pull(const Task& task) {
+  const auto uses = subject_.uses(task);
+  if (uses.size() != 2 || uses[0].access != Access::read || uses[1].access != Access::write) {
+    return bad(5, task, "does not copy one message");
+  }
+  const Buffer& wire = subject_.buffer(uses[0]);
+  const Buffer& target = subject_.buffer(uses[1]);
+  if (held(uses[0]).kind == Kind::nothing) return bad(5, task, "takes a message that nobody has sent");
+  if (wire.kind != BufferKind::wire || wire.bytes != target.bytes) {
+    return bad(5, task, fmt::format("takes a message of {} bytes into {}", wire.bytes, target.bytes));
+  }
   put(uses[1], held(uses[0]));
   return std::nullopt;
 }
@@ -357,18 +427,19 @@ Finding Meaning::result(const Task& task) {
 }
 
 Finding Meaning::norm(const Task& task) {
-  for (int s = 0; s < subject_.shape.store_unit_count(); ++s) {
-    if (subject_.elements(s) == 0 || reads(task, {.kind = Kind::final_gradient, .unit = s}) != nullptr) continue;
-    return bad(3, task, fmt::format("leaves out the gradient of {}, or comes before its offload", subject_.store_name(s)));
+  const Plan& plan = subject_.plan;
+  const int own = subject_.host(task);
+  if (auto found = needs_share(task, own)) return found;
+  std::vector<bool> gives(static_cast<std::size_t>(plan.hosts()), false);
+  for (const int home : plan.home_of_unit) {
+    if (home >= 0) gives[static_cast<std::size_t>(plan.host_of_rank[static_cast<std::size_t>(home)])] = true;
   }
-  std::vector<bool> seen(static_cast<std::size_t>(options_.micro_batches), false);
-  for (const Use& use : subject_.uses(task)) {
-    const bool loss = subject_.buffer(use).kind == BufferKind::host_result && held(use).kind == Kind::token_loss;
-    if (loss) seen[static_cast<std::size_t>(held(use).micro_batch)] = true;
-  }
-  const auto unseen = std::find(seen.begin(), seen.end(), false);
-  if (unseen != seen.end()) {
-    return bad(3, task, fmt::format("judges the step without the losses of micro-batch {}", unseen - seen.begin()));
+  for (const int host : result_host_) gives[static_cast<std::size_t>(host)] = true;
+  for (int host = 0; host < plan.hosts(); ++host) {
+    if (host == own || !gives[static_cast<std::size_t>(host)]) continue;
+    if (reads(task, {.kind = Kind::norm_part, .source = host}) == nullptr) {
+      return bad(3, task, fmt::format("leaves out what host {} gives to the norm", host));
+    }
   }
   const Use* target = use_of(task, BufferKind::norm_value, Access::write);
   if (target == nullptr) return bad(3, task, "leaves its norm nowhere");
@@ -425,6 +496,8 @@ Finding Meaning::step(const Task& task) {
       return reduce(task);
     case TaskKind::park:
     case TaskKind::unpark:
+    case TaskKind::send:
+    case TaskKind::recv:
       return move(task);
     case TaskKind::offload:
       return offload(task);
@@ -438,6 +511,10 @@ Finding Meaning::step(const Task& task) {
       return commit(task);
     case TaskKind::save:
       return save(task);
+    case TaskKind::push:
+      return push(task);
+    case TaskKind::pull:
+      return pull(task);
   }
   return bad(5, task, "is of no known kind");
 }

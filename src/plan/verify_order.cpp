@@ -88,7 +88,7 @@ namespace {
 
 // Which memory a buffer is: store planes are shared by all ranks and by the gradients that live in them.
 std::vector<std::uint32_t> same_memory(const Plan& plan) {
-  std::map<std::pair<int, int>, std::uint32_t> planes;
+  std::map<std::tuple<int, int, int>, std::uint32_t> planes;
   std::vector<std::uint32_t> memory;
   memory.reserve(plan.buffers.size());
   for (const Buffer& buffer : plan.buffers) {
@@ -97,7 +97,7 @@ std::vector<std::uint32_t> same_memory(const Plan& plan) {
       const BufferKind plane = buffer.kind == BufferKind::store_compute || buffer.kind == BufferKind::store_state
                                    ? buffer.kind
                                    : BufferKind::store_grad;
-      self = planes.emplace(std::pair{static_cast<int>(plane), buffer.unit}, self).first->second;
+      self = planes.emplace(std::tuple{static_cast<int>(plane), buffer.unit, int{buffer.host}}, self).first->second;
     }
     memory.push_back(self);
   }
@@ -119,7 +119,12 @@ int raced_invariant(const Buffer& buffer, const Task& earlier, const Task& later
     case BufferKind::store_grad:
     case BufferKind::norm_value:
     case BufferKind::checkpoint_file:
+    case BufferKind::norm_parts:
       return 3;
+    case BufferKind::mailbox:
+      return over_border ? 6 : 5;
+    case BufferKind::wire:
+      return 5;
     default:
       return over_border && buffer.place == Place::device ? 6 : 2;
   }
@@ -146,6 +151,7 @@ Finding check_races(const Subject& subject, const Order& order) {
         const Task& other = plan.tasks[earlier % tasks];
         const Buffer& buffer = subject.buffer(use);
         const bool over_border = earlier / tasks != node / tasks;
+        if (over_border && buffer.kind == BufferKind::wire) return std::nullopt;  // messages queue
         return subject.violation(
             raced_invariant(buffer, other, task, over_border, writes), task,
             fmt::format("{} {} of unit {}{} without waiting for {}{}", writes ? "overwrites" : "reads",
@@ -192,7 +198,15 @@ std::vector<Tenancy> tenancies(const Subject& subject, const Order& order) {
   return all;
 }
 
-bool is_parked(const Buffer& buffer) { return buffer.kind == BufferKind::parked; }
+// Where a buffer has its offset: a rank's device or parking, or a host's mailboxes.
+enum class Area : std::uint8_t { device, parking, mailboxes, none };
+
+Area area_of(const Buffer& buffer) {
+  if (buffer.place == Place::device) return Area::device;
+  if (buffer.place != Place::host) return Area::none;
+  if (buffer.kind == BufferKind::parked) return Area::parking;
+  return buffer.kind == BufferKind::mailbox || buffer.kind == BufferKind::norm_parts ? Area::mailboxes : Area::none;
+}
 
 // Bytes of the store that a rank's compute uses in place, by unit and plane.
 std::uint64_t in_place_bytes(const Subject& subject, int rank) {
@@ -214,9 +228,11 @@ Finding check_bounds(const Subject& subject, const std::vector<Tenancy>& all, co
   const Plan& plan = subject.plan;
   for (std::size_t b = 0; b < plan.buffers.size(); ++b) {
     const Buffer& buffer = plan.buffers[b];
-    if (all[b].first == kNobody || (buffer.place != Place::device && !is_parked(buffer))) continue;
+    const Area area = area_of(buffer);
+    if (all[b].first == kNobody || area == Area::none) continue;
     const Task& task = plan.tasks[all[b].first];
-    const std::uint64_t end = is_parked(buffer) ? plan.parking_bytes : plan.arena_bytes;
+    const std::uint64_t mailboxes = buffer.host < plan.mailbox_bytes.size() ? plan.mailbox_bytes[buffer.host] : 0;
+    const std::uint64_t end = area == Area::device ? plan.arena_bytes : area == Area::parking ? plan.parking_bytes : mailboxes;
     if (buffer.offset % 256 != 0 || buffer.bytes % 256 != 0) {
       return subject.violation(6, task,
                                fmt::format("uses a buffer at {}+{}, which is not aligned", buffer.offset, buffer.bytes));
@@ -240,21 +256,30 @@ Finding check_bounds(const Subject& subject, const std::vector<Tenancy>& all, co
                      fmt::format("invariant 6: the plan needs {} + {} bytes of the device's {}", plan.arena_bytes,
                                  plan.in_place_bytes, limits.device_bytes)};
   }
-  if (limits.store_bytes > limits.host_bytes || plan.parking_bytes > limits.host_bytes - limits.store_bytes) {
-    return Violation{6, none.id,
-                     fmt::format("invariant 6: the store and the plan's parking need {} + {} bytes of the host's {}",
-                                 limits.store_bytes, plan.parking_bytes, limits.host_bytes)};
+  for (int host = 0; host < plan.hosts(); ++host) {
+    const auto ranks = static_cast<std::uint64_t>(std::count(plan.host_of_rank.begin(), plan.host_of_rank.end(), host));
+    const std::uint64_t mailboxes =
+        static_cast<std::size_t>(host) < plan.mailbox_bytes.size() ? plan.mailbox_bytes[static_cast<std::size_t>(host)] : 0;
+    const std::uint64_t room = limits.host_bytes - std::min(limits.host_bytes, limits.store_bytes);
+    if (limits.store_bytes <= limits.host_bytes && mailboxes <= room && plan.parking_bytes <= (room - mailboxes) / ranks)
+      continue;
+    return Violation{
+        6, none.id,
+        fmt::format("invariant 6: on host {} the store, the plan's mailboxes and the parking of its {} ranks need {} "
+                    "+ {} + {} * {} bytes of the host's {}",
+                    host, ranks, limits.store_bytes, mailboxes, ranks, plan.parking_bytes, limits.host_bytes)};
   }
   return std::nullopt;
 }
 
 // Walks two steps in the order of first accesses and keeps, for every byte, who had it last.
-Finding check_sharing(const Subject& subject, const Order& order, const std::vector<Tenancy>& all, int rank, bool parked) {
+Finding check_sharing(const Subject& subject, const Order& order, const std::vector<Tenancy>& all, Area area,
+                      int owner_number) {
   const Plan& plan = subject.plan;
   std::vector<std::uint32_t> buffers;
   for (std::uint32_t b = 0; b < plan.buffers.size(); ++b) {
     const Buffer& buffer = plan.buffers[b];
-    const bool here = buffer.rank == rank && (parked ? is_parked(buffer) : buffer.place == Place::device);
+    const bool here = area_of(buffer) == area && (area == Area::mailboxes ? buffer.host : buffer.rank) == owner_number;
     if (here && all[b].first != kNobody && buffer.bytes > 0) buffers.push_back(b);
   }
   // Constants are in use before any task is.
@@ -312,9 +337,12 @@ Finding check_memory(const Subject& subject, const Order& order, const Limits& l
   const std::vector<Tenancy> all = tenancies(subject, order);
   if (auto found = check_bounds(subject, all, limits)) return found;
   for (int rank = 0; rank < subject.plan.ranks; ++rank) {
-    for (const bool parked : {false, true}) {
-      if (auto found = check_sharing(subject, order, all, rank, parked)) return found;
+    for (const Area area : {Area::device, Area::parking}) {
+      if (auto found = check_sharing(subject, order, all, area, rank)) return found;
     }
+  }
+  for (int host = 0; host < subject.plan.hosts(); ++host) {
+    if (auto found = check_sharing(subject, order, all, Area::mailboxes, host)) return found;
   }
   return std::nullopt;
 }

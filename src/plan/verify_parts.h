@@ -32,6 +32,7 @@ struct Subject {
   [[nodiscard]] std::uint64_t elements(int store_unit) const {
     return shape.store_units[static_cast<std::size_t>(store_unit)].elements;
   }
+  [[nodiscard]] int host(const Task& task) const { return plan.host_of_rank[task.rank]; }
   // "task 17 (forward layer 2, micro-batch 0)"
   [[nodiscard]] std::string name(const Task& task) const;
   [[nodiscard]] std::string store_name(int store_unit) const;
@@ -43,6 +44,8 @@ struct Subject {
 [[nodiscard]] Finding check_structure(const Subject& subject);
 // How often each thing happens (invariants 2 and 3).
 [[nodiscard]] Finding check_counts(const Subject& subject);
+// Mailboxes and wires between ranks, waits between hosts, homes of units (invariants 3 and 5).
+[[nodiscard]] Finding check_messages(const Subject& subject);
 // What the sequential program computes (invariants 1 to 4) and whether buffers are large enough for it (6).
 [[nodiscard]] Finding check_meaning(const Subject& subject);
 // Races over two steps (the invariant of what is raced for).

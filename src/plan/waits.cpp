@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 #include <unordered_map>
 
 #include "spipe/base/checked.h"
@@ -21,7 +22,7 @@ constexpr std::uint32_t kNone = UINT32_MAX;
 // that accumulates in the store is the store's gradient plane.
 std::vector<std::uint32_t> resources_of(const Plan& plan) {
   std::vector<std::uint32_t> resource(plan.buffers.size());
-  std::map<std::pair<BufferKind, std::int32_t>, std::uint32_t> stored;
+  std::map<std::tuple<BufferKind, std::int32_t, std::uint16_t>, std::uint32_t> stored;
   for (std::uint32_t b = 0; b < plan.buffers.size(); ++b) {
     const Buffer& buffer = plan.buffers[b];
     if (buffer.place != Place::store) {
@@ -29,7 +30,7 @@ std::vector<std::uint32_t> resources_of(const Plan& plan) {
       continue;
     }
     const BufferKind plane = buffer.kind == BufferKind::gradient ? BufferKind::store_grad : buffer.kind;
-    resource[b] = stored.try_emplace({plane, buffer.unit}, b).first->second;
+    resource[b] = stored.try_emplace({plane, buffer.unit, buffer.host}, b).first->second;
   }
   return resource;
 }
@@ -40,7 +41,9 @@ struct ResourceState {
 };
 
 bool lives_in_a_step(const Buffer& buffer) {
-  return (buffer.place == Place::device && buffer.kind != BufferKind::constants) || buffer.kind == BufferKind::parked;
+  if (buffer.place == Place::device) return buffer.kind != BufferKind::constants;
+  return buffer.kind == BufferKind::parked || buffer.kind == BufferKind::mailbox || buffer.kind == BufferKind::norm_parts ||
+         buffer.kind == BufferKind::wire;
 }
 
 void add_reader(ResourceState& state, std::uint32_t time, const Lanes& lanes, std::uint32_t tasks) {
@@ -243,6 +246,11 @@ void collect_dependences(const Plan& plan, const Lanes& lanes, std::vector<Edge>
       if (use.access == Access::read) {
         if (state.writer != kNone) wait_for(state.writer);
         add_reader(state, time, lanes, tasks);
+        continue;
+      }
+      // Messages queue: a wire takes the next one whether or not the one before has arrived.
+      if (plan.buffers[use.buffer].place == Place::network) {
+        state.writer = time;
         continue;
       }
       // Readers waited for the writer themselves.

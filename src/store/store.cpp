@@ -6,7 +6,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <utility>
 
@@ -17,6 +19,7 @@
 namespace spipe::store {
 namespace {
 
+constexpr std::uintptr_t kPageBytes = 4096;
 constexpr const char* kHint = "use a smaller model, a lower precision, or a host with more memory";
 
 [[noreturn]] void fail(std::uint64_t bytes, const std::string& reason) {
@@ -73,21 +76,34 @@ std::byte* allocate(std::uint64_t bytes) {
   return static_cast<std::byte*>(base);
 }
 
-}  // namespace
-
-Store::Store(const model::ModelShape& shape, StoreLayout layout) : layout_(std::move(layout)) {
-  SPIPE_CHECK(layout_.elements.size() == shape.store_units.size(), "the layout belongs to another model");
+void check_layout(const model::ModelShape& shape, const StoreLayout& layout) {
+  SPIPE_CHECK(layout.elements.size() == shape.store_units.size(), "the layout belongs to another model");
   for (std::size_t unit = 0; unit < shape.store_units.size(); ++unit) {
-    SPIPE_CHECK(layout_.elements[unit] == shape.store_units[unit].elements, "the layout belongs to another model");
-  }
-  versions_.assign(shape.store_units.size(), 0);
-  if (layout_.bytes > 0) {
-    base_ = allocate(layout_.bytes);
+    SPIPE_CHECK(layout.elements[unit] == shape.store_units[unit].elements, "the layout belongs to another model");
   }
 }
 
+}  // namespace
+
+Store::Store(const model::ModelShape& shape, StoreLayout layout) : layout_(std::move(layout)) {
+  check_layout(shape, layout_);
+  own_versions_.assign(shape.store_units.size(), 0);
+  versions_ = own_versions_.data();
+  if (layout_.bytes > 0) {
+    base_ = allocate(layout_.bytes);
+    owns_ = true;
+  }
+}
+
+Store::Store(const model::ModelShape& shape, StoreLayout layout, StorePlace place)
+    : layout_(std::move(layout)), base_(place.base), versions_(place.versions) {
+  check_layout(shape, layout_);
+  SPIPE_CHECK(reinterpret_cast<std::uintptr_t>(base_) % kPageBytes == 0, "a store starts at a page");
+  SPIPE_CHECK(layout_.bytes == 0 || (base_ != nullptr && versions_ != nullptr), "a store without its place");
+}
+
 Store::~Store() {
-  if (base_ != nullptr) {
+  if (owns_) {
     ::munmap(base_, layout_.bytes);
   }
 }
@@ -101,13 +117,13 @@ float* Store::master(int unit) const {
 }
 
 std::uint64_t Store::version(int unit) const {
-  SPIPE_CHECK(unit >= 0 && static_cast<std::size_t>(unit) < versions_.size(), "no such store unit");
-  return versions_[static_cast<std::size_t>(unit)];
+  SPIPE_CHECK(unit >= 0 && static_cast<std::size_t>(unit) < layout_.elements.size(), "no such store unit");
+  return std::atomic_ref(versions_[unit]).load(std::memory_order_acquire);
 }
 
 void Store::set_version(int unit, std::uint64_t version) {
-  SPIPE_CHECK(unit >= 0 && static_cast<std::size_t>(unit) < versions_.size(), "no such store unit");
-  versions_[static_cast<std::size_t>(unit)] = version;
+  SPIPE_CHECK(unit >= 0 && static_cast<std::size_t>(unit) < layout_.elements.size(), "no such store unit");
+  std::atomic_ref(versions_[unit]).store(version, std::memory_order_release);
 }
 
 }  // namespace spipe::store

@@ -15,6 +15,9 @@ class Builder {
   std::uint32_t buffer(Buffer description);
   // Returns the task's id. `task.first_use` and `use_count` are filled from `uses`.
   std::uint32_t task(Task task, const std::vector<Use>& uses);
+  [[nodiscard]] Buffer& buffer_at(std::uint32_t index) { return plan_.buffers[index]; }
+  [[nodiscard]] Task& task_at(std::uint32_t id) { return plan_.tasks[id]; }
+  [[nodiscard]] std::uint32_t tasks() const { return static_cast<std::uint32_t>(plan_.tasks.size()); }
   [[nodiscard]] Plan take();  // without waits and offsets
 
  private:

@@ -5,6 +5,11 @@
 // in which tasks of one stream run is program order; everything between streams and ranks is derived (plan/passes.h): a task
 // waits for the last writer of what it reads, and for the readers and the writer of what it overwrites; memory is placed by the
 // lifetimes that follow, and reuse of bytes adds the waits it needs. So a schedule never writes an event, an offset or a wait.
+//
+// Ranks and hosts. A rank's device is its own; ranks of a host share its store and its mailboxes, and may wait for each other's
+// tasks. Between hosts there are only messages: a `push` on one rank's comm stream and its `pull` on another's, linked by a
+// `wire`; no other wait crosses hosts. A pull follows its push directly in program order, so that even a transport that makes
+// both ends meet cannot deadlock. A store unit lives on one host (that of its home, the rank that offloads and updates it).
 #pragma once
 
 #include <cstdint>
@@ -28,14 +33,24 @@ enum class TaskKind : std::uint8_t {
   optimize,  // update of a store unit
   commit,    // the updated unit becomes the committed version
   save,      // a store unit's state goes to the checkpoint being written
+  send,      // a boundary or its gradient (stream send), or a gradient sum (d2h): device -> mailbox of this rank's host
+  recv,      // mailbox of this rank's host -> device (streams recv, h2d); a mailbox may be received more than once
+  push,      // to another host (stream comm): a mailbox, a store unit's parameters, or this host's norm parts -> wire
+  pull,      // wire -> mailbox or norm parts of this rank's host (stream comm)
 };
+inline constexpr int kTaskKinds = 18;
 [[nodiscard]] const char* task_kind_name(TaskKind kind);
 
-enum class StreamKind : std::uint8_t { compute, h2d, d2h, cpu, io };
-inline constexpr int kStreamCount = 5;
+// recv and send use the same link as h2d and d2h: boundaries, which somebody waits for, do not queue behind parameters and
+// gradients, which nobody needs yet.
+enum class StreamKind : std::uint8_t { compute, h2d, d2h, cpu, io, comm, recv, send };
+inline constexpr int kStreamCount = 8;
 [[nodiscard]] const char* stream_name(StreamKind stream);
 // Tasks of these kinds are submitted in program order but may end in any: they order nothing by position (only by waits).
-[[nodiscard]] constexpr bool ends_in_any_order(TaskKind kind) { return kind == TaskKind::optimize || kind == TaskKind::commit; }
+// Messages between hosts are posted, not waited for in turn: parameters on their way must not hold up boundaries.
+[[nodiscard]] constexpr bool ends_in_any_order(TaskKind kind) {
+  return kind == TaskKind::optimize || kind == TaskKind::commit || kind == TaskKind::push || kind == TaskKind::pull;
+}
 
 enum class BufferKind : std::uint8_t {
   // on the device
@@ -59,10 +74,15 @@ enum class BufferKind : std::uint8_t {
   host_result,
   norm_value,
   checkpoint_file,
+  mailbox,     // shared by the ranks of a host: what sends, and pulls from other hosts, leave for receivers and fetches
+  norm_parts,  // another host's share of the norm: block sums, non-finite flags, sums of token losses (`source`: that host)
+  // on the way between two hosts: one writer and one reader a step, no bytes of memory
+  wire,
 };
+inline constexpr int kBufferKinds = 21;
 [[nodiscard]] const char* buffer_kind_name(BufferKind kind);
 
-enum class Place : std::uint8_t { device, store, host };
+enum class Place : std::uint8_t { device, store, host, network };
 
 // `unit`: the store unit (parameters, gradient*, store_*) or the compute unit (boundary: the unit that consumes it; saved); -1
 // none. Device buffers live within one step: the first access of a step must be a write. Store and norm buffers persist across
@@ -75,7 +95,11 @@ struct Buffer {
   std::int32_t micro_batch = -1;
   std::int32_t source = -1;  // gradient*: the compute unit whose contributions it sums (a tied matrix has two)
   std::uint64_t bytes = 0;   // device and parked buffers; multiple of 256
-  std::uint64_t offset = 0;  // in the arena (device) or the parking area (parked), after placement
+  std::uint64_t offset = 0;  // in the arena (device), the parking area (parked) or the host's mailboxes, after placement
+  std::uint16_t host = 0;    // of store, mailbox and other host buffers
+  // Wishes to the placement: the bytes are kept free from this task on, and until that one, though no access needs it; so
+  // that what uses them next, or before, does not wait for a copy. 0: none.
+  std::uint32_t reserved_from = 0, held_until = 0;
 };
 
 enum class Access : std::uint8_t {
@@ -101,6 +125,8 @@ enum TaskFlag : std::uint16_t {
   kLastOfStage = 8,  // for timelines and counters
 };
 
+inline constexpr std::uint32_t kNoPeer = UINT32_MAX;
+
 struct Task {
   std::uint32_t id = 0;  // index in Plan::tasks = program order
   TaskKind kind = TaskKind::forward;
@@ -114,6 +140,8 @@ struct Task {
   std::uint16_t use_count = 0, wait_count = 0;
   std::uint64_t bytes = 0;  // moved over link or memory
   double flops = 0;
+  std::uint32_t peer = kNoPeer;  // push, pull: the push's id, which tags the message
+  std::uint16_t peer_rank = 0;   // push, pull: the rank at the other end
 };
 static_assert(sizeof(Task) <= 64);
 
@@ -132,6 +160,14 @@ struct ScheduleOptions {
   int prefetch = 1;        // stages fetched ahead (0: a stage is fetched when the one before is done)
   bool evaluate = false;   // forward and loss only
   bool save = false;       // with save tasks for the state before this step's updates
+  // Several ranks (plan/schedules.h).
+  int ranks = 1;          // all of them: replicas x pipeline ranks; replica k has the ranks from k * ranks / replicas on
+  int replicas = 1;       // pipelines side by side; replica k runs the micro-batches of its share of the sum groups
+  bool fuse_last = true;  // the last backward stage's forward is its recompute; false: forward stages cover all but the head
+  // For predicting the published method. The simulator starts a step when the one before has ended everywhere; the verifier
+  // refuses updates that do not wait for the norm.
+  bool barrier_between_steps = false;
+  bool early_updates = false;
 };
 
 struct Plan {
@@ -144,7 +180,11 @@ struct Plan {
   std::vector<Buffer> buffers;
   std::uint64_t arena_bytes = 0;     // per rank, after placement
   std::uint64_t in_place_bytes = 0;  // store bytes a budget must also cover: parameters and gradients used in place
-  std::uint64_t parking_bytes = 0;
+  std::uint64_t parking_bytes = 0;   // per rank
+  std::vector<int> host_of_rank = {0};
+  std::vector<int> home_of_unit;             // rank that offloads, updates and saves a store unit; -1: unit without elements
+  std::vector<std::uint64_t> mailbox_bytes;  // per host (several ranks only)
+  [[nodiscard]] int hosts() const;
   [[nodiscard]] std::uint64_t device_bytes() const { return arena_bytes + in_place_bytes; }
 };
 

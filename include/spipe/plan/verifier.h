@@ -18,8 +18,8 @@ struct Violation {
 
 struct Limits {
   std::uint64_t device_bytes = UINT64_MAX;  // budget per rank
-  std::uint64_t host_bytes = UINT64_MAX;    // for parking and the store together
-  std::uint64_t store_bytes = 0;
+  std::uint64_t host_bytes = UINT64_MAX;    // of a host: for its store, its mailboxes and the parking of its ranks together
+  std::uint64_t store_bytes = 0;            // of a host
 };
 
 // The first violation found, or nothing. Two consecutive steps are checked together, so cross-step edges are covered.

@@ -2,6 +2,7 @@
 // One slab per unit and plane; all planes of a unit use the same element offsets (model::Parameter::offset).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -40,10 +41,21 @@ struct StoreLayout {
 };
 [[nodiscard]] StoreLayout make_store_layout(const model::ModelShape& shape, const StoreFormat& format);
 
-// One memfd mapped shared (no name in /dev/shm), zero-filled and touched at creation. Throws Error when memory cannot be had.
+// Memory that somebody else owns and that outlives the store: a host's region, shared by its ranks. Both start as zeros.
+struct StorePlace {
+  std::byte* base = nullptr;          // StoreLayout::bytes, page aligned
+  std::uint64_t* versions = nullptr;  // one per store unit, 8-byte aligned
+  [[nodiscard]] static std::uint64_t version_bytes(const StoreLayout& layout) {
+    return layout.elements.size() * sizeof(std::uint64_t);
+  }
+};
+
+// By itself: one memfd mapped shared (no name in /dev/shm), zero-filled and touched at creation. Throws Error when memory
+// cannot be had. In a StorePlace: a view of it, one per rank, all of them the same store.
 class Store {
  public:
   Store(const model::ModelShape& shape, StoreLayout layout);
+  Store(const model::ModelShape& shape, StoreLayout layout, StorePlace place);
   ~Store();
   Store(const Store&) = delete;
   Store& operator=(const Store&) = delete;
@@ -54,13 +66,16 @@ class Store {
   // fp32 master of a unit: the master plane, or the compute plane when compute is fp32.
   [[nodiscard]] float* master(int unit) const;
   // Committed version of a unit: the number of updates it has seen. Use after a stale or early version is an error at once.
+  // set_version releases and version acquires: who sees a version also sees what was written before it was set.
   [[nodiscard]] std::uint64_t version(int unit) const;
   void set_version(int unit, std::uint64_t version);
 
  private:
   StoreLayout layout_;
   std::byte* base_ = nullptr;
-  std::vector<std::uint64_t> versions_;
+  bool owns_ = false;
+  std::vector<std::uint64_t> own_versions_;
+  std::uint64_t* versions_ = nullptr;
 };
 
 }  // namespace spipe::store

@@ -82,6 +82,7 @@ void reorder(Plan& plan, const std::vector<std::uint32_t>& order, std::uint32_t 
     Task task = plan.tasks[order[i]];
     const std::uint32_t first = task.first_wait, count = task.wait_count;
     task.id = i;
+    if (task.peer != kNoPeer && new_id[task.peer] != kGone) task.peer = new_id[task.peer];
     task.first_wait = static_cast<std::uint32_t>(waits.size());
     task.wait_count = 0;
     for (std::uint32_t w = 0; w < count && i != without_waits; ++w) {

@@ -1,4 +1,5 @@
 #include <catch2/catch.hpp>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <set>
@@ -178,6 +179,32 @@ TEST_CASE("a store larger than the host is refused in one line that names the by
     CHECK_FALSE(error.hint().empty());
     CHECK(error.code() == ExitCode::kUser);
   }
+}
+
+TEST_CASE("stores in one place are one store, and leave it when they end") {
+  const model::ModelShape shape = shape_of({128, 300});
+  const StoreLayout layout = make_store_layout(shape, store_format(DType::bf16));
+  std::vector<std::uint64_t> versions(2);
+  CHECK(StorePlace::version_bytes(layout) == 16);
+  auto* const base = static_cast<std::byte*>(std::aligned_alloc(4096, layout.bytes));
+  std::memset(base, 0, layout.bytes);
+  const StorePlace place{.base = base, .versions = versions.data()};
+  {
+    Store writer(shape, layout, place);
+    const Store reader(shape, layout, place);
+    writer.master(1)[299] = 2.5F;
+    writer.set_version(1, 4);
+    CHECK(reader.master(1)[299] == 2.5F);
+    CHECK(reader.version(1) == 4);
+    CHECK(reader.version(0) == 0);
+    CHECK(reader.slab(1, Plane::grad).data == base + layout.offset(1, Plane::grad));
+  }
+  CHECK(versions[1] == 4);
+  base[layout.bytes - 1] = std::byte{1};  // still mapped
+  CHECK_THROWS_AS(Store(shape, layout, {.base = base + 256, .versions = versions.data()}), InternalError);
+  CHECK_THROWS_AS(Store(shape, layout, {}), InternalError);
+  CHECK_THROWS_AS(Store(shape_of({128}), layout, place), InternalError);
+  std::free(base);
 }
 
 TEST_CASE("a layout of another model is refused") {

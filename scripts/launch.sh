@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# Starts spipe-train on several ranks of this machine (or of mpirun's --hostfile): scripts/launch.sh NP CONFIG [arguments...]
+#
+# mpirun runs in a session of its own, so that Ctrl-C and a scheduler's SIGTERM come here only; they reach the ranks as SIGUSR2
+# ("save at the next step end, then stop"), which mpirun forwards. A second Ctrl-C ends the job at once. The exit code is mpirun's.
+#   SPIPE_TRAIN    the program (default: build/release/tools/spipe-train)
+#   SPIPE_MPIRUN   more options for mpirun ("--hostfile hosts")
+set -uo pipefail
+
+if [ "$#" -lt 2 ] || ! [[ "$1" =~ ^[1-9][0-9]*$ ]]; then
+  echo "usage: scripts/launch.sh NP CONFIG [arguments of spipe-train...]" >&2
+  exit 2
+fi
+ranks=$1
+shift
+program=${SPIPE_TRAIN:-$(dirname "$0")/../build/release/tools/spipe-train}
+if ! command -v mpirun >/dev/null; then
+  echo "launch: mpirun is not installed (scripts/setup.sh installs Open MPI); one rank needs none: $program $*" >&2
+  exit 2
+fi
+if ! [ -x "$program" ]; then
+  echo "launch: no program $program; build it (scripts/build.sh) or set SPIPE_TRAIN" >&2
+  exit 2
+fi
+
+# Threads are divided by the program itself; binding would put them all on one core.
+options=(--bind-to none)
+if [ "$ranks" -gt "$(nproc)" ]; then
+  options+=(--oversubscribe)
+fi
+if [ "$(id -u)" -eq 0 ]; then  # Open MPI refuses root otherwise; containers usually are
+  export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+fi
+read -r -a more <<<"${SPIPE_MPIRUN:-}"
+
+setsid mpirun -np "$ranks" "${options[@]}" "${more[@]}" "$program" "$@" &
+mpirun=$!
+asked=no
+on_signal() {
+  if [ "$asked" = yes ] && [ "$1" = INT ]; then
+    kill -TERM "$mpirun" 2>/dev/null
+    return
+  fi
+  asked=yes
+  echo "launch: asking the ranks to save and stop" >&2
+  kill -USR2 "$mpirun" 2>/dev/null
+}
+trap 'on_signal TERM' TERM
+trap 'on_signal INT' INT
+trap 'kill -USR1 "$mpirun" 2>/dev/null' USR1
+trap 'kill -USR2 "$mpirun" 2>/dev/null' USR2
+
+while :; do
+  wait "$mpirun"
+  code=$?
+  # A trapped signal ends the wait too; only a gone mpirun ends the loop.
+  kill -0 "$mpirun" 2>/dev/null || break
+done
+# The wait that the signal ended has not seen the code of an mpirun that ended meanwhile.
+if [ "$asked" = yes ]; then
+  wait "$mpirun" 2>/dev/null
+  late=$?
+  [ "$late" -eq 127 ] || code=$late
+fi
+exit "$code"

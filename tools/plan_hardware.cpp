@@ -1,0 +1,113 @@
+#include "plan_hardware.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "spipe/base/error.h"
+#include "spipe/base/file.h"
+#include "spipe/base/units.h"
+#include "spipe/exec/run_setup.h"
+#include "spipe/plan/search.h"
+#include "spipe/plan/timeline.h"
+#include "spipe/report/report.h"
+#include "spipe/store/store.h"
+
+namespace spipe::tools {
+
+namespace {
+
+constexpr std::size_t kRunnersUp = 7;
+
+plan::Hardware hardware_of(const HardwareFlags& flags) {
+  plan::Hardware hardware = plan::load_hardware(flags.hardware);
+  if (flags.hosts > 0) hardware.hosts = flags.hosts;
+  return hardware;
+}
+
+void check_schedule_name(const std::string& name) {
+  const auto& names = plan::schedule_names();
+  if (name == "auto" || std::find(names.begin(), names.end(), name) != names.end()) return;
+  const std::string nearest = nearest_word(name, names);
+  throw Error(fmt::format("unknown schedule '{}'", name), "--schedule",
+              nearest.empty() ? "auto, spipe, mobius, 1f1b, gpipe, roundpipe or streaming-dp"
+                              : fmt::format("did you mean '{}'?", nearest));
+}
+
+std::string trial_table(const std::vector<plan::Trial>& trials) {
+  std::vector<std::vector<std::string>> rows = {
+      {"schedule", "stages F/B", "step", "bubble", "exposed optimizer", "device", "host"}};
+  for (std::size_t i = 0; i < std::min(trials.size(), kRunnersUp + 1); ++i) {
+    const plan::Trial& t = trials[i];
+    if (!t.refused.empty()) break;
+    rows.push_back({t.schedule, fmt::format("{}/{}", t.forward_stages, t.backward_stages), format_duration(t.step_seconds),
+                    fmt::format("{:.1f} %", 100 * t.bubble), format_duration(t.exposed_optimizer_seconds),
+                    format_bytes(t.device_bytes), format_bytes(t.host_bytes)});
+  }
+  return report::table(rows);
+}
+
+}  // namespace
+
+void plan_on_hardware(const config::Config& config, const HardwareFlags& flags) {
+  check_schedule_name(flags.schedule);
+  const plan::Hardware hardware = hardware_of(flags);
+  std::string source;
+  const model::Architecture architecture = exec::load_architecture(config, &source);
+  model::check_architecture(architecture, source);
+  const DType compute = config.train.precision == config::Precision::fp32 ? DType::f32 : DType::bf16;  // auto: as on a GPU
+  model::BatchShape batch{config.batch.micro, config.data.seq_len, config.train.head_chunk};
+  if (batch.head_chunk == 0) batch.head_chunk = model::default_head_chunk(architecture, batch.micro * batch.seq_len);
+  const model::ModelShape shape = model::make_shape(architecture, batch, compute);
+  const store::StoreFormat format = store::store_format(compute);
+
+  plan::SearchRequest request;
+  request.hardware = hardware;
+  request.store_bytes = store::make_store_layout(shape, format).bytes;
+  request.input.shape = &shape;
+  request.input.compute_dtype_size = dtype_size(format.compute);
+  request.input.grad_dtype_size = dtype_size(format.grad);
+  request.input.state_bytes_per_element = 2 * dtype_size(format.moment) + 4;
+  request.input.ranks = hardware.ranks();
+  request.input.replicas = flags.replicas;
+  for (int rank = 0; rank < hardware.ranks(); ++rank) request.input.host_of_rank.push_back(rank / hardware.ranks_per_host);
+  request.input.micro_batches = static_cast<int>(config.batch.global / config.batch.micro);
+  request.input.sum_groups = static_cast<int>(config.batch.sum_groups);
+  if (flags.schedule != "auto") request.schedules = {flags.schedule};
+  if (flags.forward_stages > 0) request.forward_stages = flags.forward_stages;
+  if (flags.backward_stages > 0) request.backward_stages = flags.backward_stages;
+
+  const std::vector<plan::Trial> trials = plan::search_schedules(request);
+  fmt::print("{}: {} hosts x {} ranks; {} parameters, {} micro-batches of {} x {} tokens\n", hardware.name, hardware.hosts,
+             hardware.ranks_per_host, format_count(static_cast<double>(shape.parameters())), request.input.micro_batches,
+             config.batch.micro, config.data.seq_len);
+  if (trials.empty() || !trials.front().refused.empty()) {
+    throw Error(fmt::format("no schedule fits ({} tried)", trials.size()), flags.hardware,
+                trials.empty() ? ""
+                               : fmt::format("{} {}/{} {}", trials.front().schedule, trials.front().forward_stages,
+                                             trials.front().backward_stages, trials.front().refused));
+  }
+  const auto refused = std::count_if(trials.begin(), trials.end(), [](const plan::Trial& t) { return !t.refused.empty(); });
+  fmt::print("{}{} more fit, {} were refused\n", trial_table(trials),
+             trials.size() - static_cast<std::size_t>(refused) -
+                 std::min(trials.size() - static_cast<std::size_t>(refused), kRunnersUp + 1),
+             refused);
+  const plan::Trial& best = trials.front();
+  const plan::Plan plan = plan::make_schedule(best.schedule, best.input);
+  const plan::Simulation simulation = plan::simulate(plan, shape, hardware);
+  fmt::print("\n{}", plan::simulation_summary(plan, simulation));
+  const auto slices = plan::slices_of(plan, simulation);
+  if (!flags.timeline.empty()) {
+    plan::TimelineText text;
+    text.title = fmt::format("{} on {}", best.schedule, hardware.name);
+    text.summary = plan::simulation_summary(plan, simulation);
+    write_text_atomic(flags.timeline, plan::timeline_html(slices, text));
+    fmt::print("timeline: {}\n", flags.timeline);
+  }
+  if (!flags.trace.empty()) {
+    write_text_atomic(flags.trace, plan::chrome_trace(slices));
+    fmt::print("trace: {}\n", flags.trace);
+  }
+}
+
+}  // namespace spipe::tools
