@@ -29,7 +29,7 @@ TEST_CASE("keys differ by seed and by purpose") {
   CHECK(keys.size() == 20);
 }
 
-TEST_CASE("uniform numbers lie in [0, 1) and have the right mean and variance") {
+TEST_CASE("uniform numbers lie in 0 <= x < 1 and have the right mean and variance") {
   const PhiloxKey key = make_key(1, 1);
   constexpr int kCount = 200'000;
   double sum = 0, squares = 0;
