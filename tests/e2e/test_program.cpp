@@ -141,7 +141,7 @@ TEST_CASE("an existing run is neither overwritten nor shared") {
   CHECK(allowed.exit_code == 0);
 }
 
-TEST_CASE("SIGTERM saves and stops with code 75, SIGUSR1 saves and goes on; resuming gives the bytes of a straight run") {
+TEST_CASE("SIGTERM saves and stops with code 75, SIGUSR1 saves and goes on - resuming gives the bytes of a straight run") {
   const std::vector<std::string> settings = {"train.steps=400", "device.threads=1"};
   const TempFolder straight;
   write_tiny_files(straight.path(), llama());

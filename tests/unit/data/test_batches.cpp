@@ -181,7 +181,7 @@ TEST_CASE("vocabularies and tokenizers that do not fit are refused (CASES O7, O2
   CHECK(contains(line, "token 40 is id 98"));
 }
 
-TEST_CASE("evaluation predicts every token once; the last window is padded, rows beyond the end are masked") {
+TEST_CASE("evaluation predicts every token once - the last window is padded, rows beyond the end are masked") {
   const TempFolder folder;
   const EvalData data(
       {numbered(folder / "a.bin", 11, 100), numbered(folder / "b.bin", 1, 200), numbered(folder / "c.bin", 6, 300)}, 4, 1000);

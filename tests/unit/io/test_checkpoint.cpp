@@ -294,7 +294,7 @@ TEST_CASE("the only good checkpoint is never removed in favour of a damaged newe
   CHECK(newest_checkpoint(run.path())->step == 3);
 }
 
-TEST_CASE("saving a step again replaces its folder; what is not a checkpoint is left alone") {
+TEST_CASE("saving a step again replaces its folder - what is not a checkpoint is left alone") {
   const model::ModelShape shape = tiny_shape("llama");
   TinyStore store(shape), read(shape);
   const TempFolder run;

@@ -90,7 +90,7 @@ TEST_CASE("every golden model loads, value for value") {
   }
 }
 
-TEST_CASE("bf16 and fp16 files are widened into the master; the bf16 compute copy is rounded half up (CASES O25)") {
+TEST_CASE("bf16 and fp16 files are widened into the master - the bf16 compute copy is rounded half up (CASES O25)") {
   const TempFolder folder;
   Tensors tensors = golden_tensors("llama");
   std::vector<float>& norm = tensors.at("model.norm.weight").values;

@@ -147,7 +147,7 @@ TEST_CASE("odd but valid files load: no tensors, empty tensors, scalars, metadat
   CHECK(contains(error_line([&] { file.read_f32(*file.find("z"), &read); }), "'z' is U8"));
 }
 
-TEST_CASE("what the writer streams, the reader gives back; the header is padded to eight bytes") {
+TEST_CASE("what the writer streams, the reader gives back - the header is padded to eight bytes") {
   const TempFolder folder;
   const auto path = folder / "out.safetensors";
   const std::array<float, 6> weights{1, -2, 3.5F, std::nanf(""), -0.0F, 6e-39F};

@@ -59,7 +59,7 @@ TEST_CASE("the search orders what fits by simulated time and keeps the refused w
   CHECK(again.step_seconds == best.step_seconds);
 }
 
-TEST_CASE("a device too small for some plans leaves the others; one too small for all leaves none") {
+TEST_CASE("a device too small for some plans leaves the others - one too small for all leaves none") {
   const model::ModelShape shape = small_shape({.layers = 14});
   Hardware hardware = four_devices();
   std::vector<Trial> trials = search_schedules(request_for(shape, hardware));
