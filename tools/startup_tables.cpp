@@ -87,7 +87,7 @@ int guarded(int (*body)(int, char**), int argc, char** argv) {
     return static_cast<int>(error.code());
   } catch (const InternalError& error) {
     std::fflush(stdout);
-    fmt::print(stderr, "internal error: {}\n", error.what());
+    fmt::print(stderr, "{}\n", error.what());
     return static_cast<int>(ExitCode::kInternal);
   } catch (const std::bad_alloc&) {
     fmt::print(stderr, "error: out of host memory; use a smaller model or batch, or set device.memory\n");

@@ -49,6 +49,8 @@ class Run {
   [[noreturn]] void stop_nonfinite(Executor& executor, StepRequest request, const StepResult& result);
   void evaluate();
   void begin_save();
+  void save_unit(int store_unit);
+  void save_empty_units(int end);
   void save_now();
   void finish_in_background();
   void take_finished_save(bool wait);
@@ -77,6 +79,7 @@ class Run {
   std::unique_ptr<io::CheckpointWriter> writer_;
   std::future<io::CheckpointInfo> finishing_;
   std::uint64_t saving_step_ = 0;
+  int next_unit_to_save_ = 0;
   Clock::time_point save_begin_;
   std::uint64_t saved_step_ = ~std::uint64_t{0};
   RunSummary summary_;
@@ -221,7 +224,7 @@ void Run::one_step(Executor& executor, bool saving) {
   request.targets = train_data_->targets_of_step(state_.step);
   request.version = state_.updates;
   request.lr = setup_.lr.at(static_cast<std::int64_t>(state_.updates));
-  if (saving) request.save_unit = [this](int unit) { writer_->unit(unit); };
+  if (saving) request.save_unit = [this](int unit) { save_unit(unit); };
   fill_inputs(executor, state_.step);
   times_.reset();
   const StepResult result = executor.run(request);
@@ -299,6 +302,7 @@ std::unique_ptr<io::CheckpointWriter> Run::make_writer() const {
 }
 
 void Run::finish_in_background() {
+  save_empty_units(setup_.shape.store_unit_count());
   finishing_ = std::async(std::launch::async, [this] { return writer_->finish(); });
 }
 
@@ -319,13 +323,29 @@ void Run::begin_save() {
   save_begin_ = Clock::now();
   saving_step_ = state_.step;
   writer_ = make_writer();
+  next_unit_to_save_ = 0;
+}
+
+// The writer wants every unit in order; plans have no save task for units without tensors (the embedding of a tied rope model).
+void Run::save_empty_units(int end) {
+  for (; next_unit_to_save_ < end; ++next_unit_to_save_) {
+    SPIPE_CHECK(setup_.shape.store_units[static_cast<std::size_t>(next_unit_to_save_)].elements == 0,
+                "a unit with tensors was left out of a save");
+    writer_->unit(next_unit_to_save_);
+  }
+}
+
+void Run::save_unit(int store_unit) {
+  save_empty_units(store_unit);
+  writer_->unit(store_unit);
+  next_unit_to_save_ = store_unit + 1;
 }
 
 void Run::save_now() {
   take_finished_save(true);
   if (saved_step_ == state_.step) return;
   begin_save();
-  for (int s = 0; s < setup_.shape.store_unit_count(); ++s) writer_->unit(s);
+  for (int s = 0; s < setup_.shape.store_unit_count(); ++s) save_unit(s);
   finish_in_background();
   take_finished_save(true);
 }

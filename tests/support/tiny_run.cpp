@@ -30,6 +30,12 @@ std::string tiny_llama_json() {
              "hidden_act": "silu", "rope_theta": 10000.0, "tie_word_embeddings": false})";
 }
 
+std::string tiny_tied_llama_json() {
+  std::string json = tiny_llama_json();
+  json.replace(json.find("false"), 5, "true");
+  return json;
+}
+
 std::string tiny_gpt2_json() {
   return R"({"model_type": "gpt2", "vocab_size": 97, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64,
              "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5})";

@@ -26,8 +26,9 @@ class TempFolder {
 };
 
 // Hugging Face config.json texts of tiny models (vocabulary 97, 3 layers).
-[[nodiscard]] std::string tiny_llama_json();  // hidden 32, 4 heads, 2 KV heads, ffn 64, untied
-[[nodiscard]] std::string tiny_gpt2_json();   // hidden 32, 4 heads, tied
+[[nodiscard]] std::string tiny_llama_json();       // hidden 32, 4 heads, 2 KV heads, ffn 64, untied
+[[nodiscard]] std::string tiny_tied_llama_json();  // the same, tied: its embedding unit has no tensors of its own
+[[nodiscard]] std::string tiny_gpt2_json();        // hidden 32, 4 heads, tied
 
 struct TinyRun {
   std::string model_json;
