@@ -109,6 +109,22 @@ void Run::open_data() {
   }
 }
 
+// Files that an atomic write of ours left when the process was killed in the middle of it. Called under the folder's lock.
+void remove_leftovers(const Path& folder) {
+  constexpr std::string_view kWritten[] = {"latest", "config.yaml", "trace.json"};
+  std::vector<Path> leftovers;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    for (const std::string_view written : kWritten) {
+      if (entry.is_regular_file() && name.starts_with(std::string(written) + ".tmp-")) leftovers.push_back(entry.path());
+    }
+  }
+  for (const Path& leftover : leftovers) {
+    std::error_code ignored;
+    std::filesystem::remove(leftover, ignored);
+  }
+}
+
 void Run::open_run_folder() {
   const Path folder = setup_.config.checkpoint.dir;
   std::error_code code;
@@ -116,6 +132,7 @@ void Run::open_run_folder() {
   if (code)
     throw Error(fmt::format("cannot create the run folder ({})", code.message()), folder.string(), "set checkpoint.dir");
   lock_ = std::make_unique<io::RunLock>(folder);
+  remove_leftovers(folder);
   std::vector<std::string> skipped;
   resume_from_ = io::newest_checkpoint(folder, &skipped);
   for (const std::string& line : skipped) log_warning("not a complete checkpoint, skipped: " + line);
