@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 
@@ -53,7 +54,12 @@ class Console : public exec::RunListener {
     m.step_seconds = window_seconds_ / static_cast<double>(window_steps_);
     m.h2d_bytes_per_s = static_cast<double>(window_h2d_) / window_seconds_;
     m.d2h_bytes_per_s = static_cast<double>(window_d2h_) / window_seconds_;
-    if (peak_flops_ > 0) m.peak_fraction = m.tokens_per_s * flops_per_token_ / peak_flops_;
+    // The peak was measured once, on a machine that may have been busy then: what is achieved raises it.
+    const double achieved = m.tokens_per_s * flops_per_token_;
+    if (peak_flops_ > 0) {
+      peak_flops_ = std::max(peak_flops_, achieved);
+      m.peak_fraction = achieved / peak_flops_;
+    }
     progress_->step(m);
     const bool last = record.step == total_;
     if (record.step % static_cast<std::uint64_t>(log_every_) == 0 || last || record.skipped) {
