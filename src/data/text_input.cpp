@@ -84,7 +84,7 @@ std::size_t invalid_utf8(std::string_view text) {
 
 namespace {
 
-// The value of \uXXXX at `i`, or -1 when there is none.
+// The value of the four hexadecimal digits of a \u escape at `i`, or -1 when there is none.
 int escape_at(std::string_view json, std::size_t i) {
   if (i + 6 > json.size() || json[i] != '\\' || json[i + 1] != 'u') return -1;
   int value = 0;

@@ -28,7 +28,7 @@ struct CheckpointInfo {
   Path path;
 };
 
-// Writes step-XXXXXXXX in three phases so that a save can be spread over a running step:
+// Writes step-00001000 (its step in eight digits) in three phases so that a save can be spread over a running step:
 //   begin -> unit(u) for every store unit in ascending order -> finish.
 // Files are written in a temporary folder, fsynced, MANIFEST.json last, folder renamed, then `latest` replaced; nothing under
 // the run folder changes before finish(). On an Error (disk full) the temporary folder is removed and older checkpoints stay.
