@@ -1,7 +1,9 @@
 // Small models and edits of plans for the tests of plan/.
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -18,6 +20,25 @@ struct SmallModel {
   std::int64_t vocab = 300, hidden = 32, ffn = 64, micro = 2, seq_len = 16;
 };
 [[nodiscard]] model::ModelShape small_shape(const SmallModel& small);
+
+// Seeded choices of random tests.
+class Dice {
+ public:
+  explicit Dice(std::uint32_t seed) : engine_(seed) {}
+  int from(int low, int high) { return low + static_cast<int>(engine_() % static_cast<std::uint32_t>(high - low + 1)); }
+  bool coin() { return from(0, 1) == 1; }
+  std::vector<int> cuts(int end) {
+    std::vector<int> list = {0};
+    const int density = from(1, 4);
+    for (int u = 1; u < end; ++u) {
+      if (from(1, density) == 1) list.push_back(u);
+    }
+    return list;
+  }
+
+ private:
+  std::mt19937 engine_;
+};
 
 // A streamed training step: cuts at every `backward_step` units, forward at every `forward_step`.
 [[nodiscard]] ScheduleOptions streamed(const model::ModelShape& shape, int forward_step, int backward_step, int micro_batches,

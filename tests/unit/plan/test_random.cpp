@@ -12,24 +12,6 @@ using namespace spipe::plan::testing;
 
 namespace {
 
-class Dice {
- public:
-  explicit Dice(std::uint32_t seed) : engine_(seed) {}
-  int from(int low, int high) { return low + static_cast<int>(engine_() % static_cast<std::uint32_t>(high - low + 1)); }
-  bool coin() { return from(0, 1) == 1; }
-  std::vector<int> cuts(int end) {
-    std::vector<int> list = {0};
-    const int density = from(1, 4);
-    for (int u = 1; u < end; ++u) {
-      if (from(1, density) == 1) list.push_back(u);
-    }
-    return list;
-  }
-
- private:
-  std::mt19937 engine_;
-};
-
 SmallModel random_model(Dice& dice) {
   SmallModel small;
   small.layers = dice.from(1, 9);
