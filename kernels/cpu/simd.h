@@ -98,11 +98,6 @@ SPIPE_INLINE Vec operator*(Vec a, Vec b) { return mul(a, b); }
 SPIPE_INLINE Vec operator/(Vec a, Vec b) { return div(a, b); }
 SPIPE_INLINE Vec abs(Vec x) { return from_bits(bit_and(to_bits(x), iset(0x7fffffff))); }
 SPIPE_INLINE Vec negate(Vec x) { return from_bits(bit_xor(to_bits(x), iset(static_cast<std::int32_t>(0x80000000u)))); }
-// |magnitude| with the sign of `sign`.
-SPIPE_INLINE Vec copysign(Vec magnitude, Vec sign) {
-  const IVec top = iset(static_cast<std::int32_t>(0x80000000u));
-  return from_bits(bit_or(bit_and(to_bits(magnitude), iset(0x7fffffff)), bit_and(to_bits(sign), top)));
-}
 // Lanes 0..n-1.
 SPIPE_INLINE Vec load_n(const float* p, std::int64_t n) { return n >= kLanes ? load(p) : load_tail(p, static_cast<int>(n)); }
 SPIPE_INLINE Vec load_n(const Bf16* p, std::int64_t n) { return n >= kLanes ? load(p) : load_tail(p, static_cast<int>(n)); }

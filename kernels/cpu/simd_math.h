@@ -1,6 +1,5 @@
-// exp, log and tanh over sixteen lanes: Cody-Waite reduction and minimax polynomials with explicit fma, so that every
-// instruction set gives the same bits. Relative errors (checked against double in tests/kernels): exp 1 ulp, log and tanh 2
-// ulp.
+// exp and log over sixteen lanes: Cody-Waite reduction and minimax polynomials with explicit fma, so that every
+// instruction set gives the same bits. Relative errors (checked against double in tests/kernels): exp 1 ulp, log 2 ulp.
 #pragma once
 
 #include "kernels/cpu/simd.h"
@@ -53,20 +52,6 @@ SPIPE_INLINE Vec log(Vec x) {
   const Vec special = select(equal(x, zero()), negate(infinity), select(equal(x, infinity), x, set(__builtin_nanf(""))));
   const Mask ordinary = mask_and(less(zero(), x), less(x, infinity));
   return select(ordinary, result, special);
-}
-
-// tanh: an odd polynomial below 0.625, 1 - 2 / (exp(2|x|) + 1) above.
-SPIPE_INLINE Vec tanh(Vec x) {
-  const Vec magnitude = abs(x), u = x * x;
-  Vec p = set(2.139607004e-3f);
-  p = fma(p, u, set(-8.173842945e-3f));
-  p = fma(p, u, set(2.169931245e-2f));
-  p = fma(p, u, set(-5.394651839e-2f));
-  p = fma(p, u, set(1.333320415e-1f));
-  p = fma(p, u, set(-3.333333076e-1f));
-  const Vec small = fma(p, u * magnitude, magnitude);
-  const Vec large = set(1.0f) - set(2.0f) / (exp(magnitude + magnitude) + set(1.0f));
-  return copysign(select(less(magnitude, set(0.625f)), small, large), x);
 }
 
 SPIPE_INLINE float first_lane(Vec x) {

@@ -11,9 +11,6 @@ void exp_array(const float* x, float* y, std::int64_t n) {
 void log_array(const float* x, float* y, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) store(y + i * kLanes, log(load(x + i * kLanes)));
 }
-void tanh_array(const float* x, float* y, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) store(y + i * kLanes, tanh(load(x + i * kLanes)));
-}
 template <typename T>
 void narrow(const float* x, std::uint16_t* y, int n) {
   store_n(reinterpret_cast<T*>(y), load(x), n);
@@ -37,7 +34,6 @@ void transpose_square(const float* x, float* y) {
 extern const SimdProbe simd_probe;
 const SimdProbe simd_probe = {.exp = exp_array,
                               .log = log_array,
-                              .tanh = tanh_array,
                               .to_bf16 = narrow<Bf16>,
                               .to_bf16_half_up = half_up,
                               .to_f16 = narrow<Half>,

@@ -9,7 +9,6 @@ struct SimdProbe {
   // y[16 n] = f(x[16 n])
   void (*exp)(const float* x, float* y, std::int64_t n);
   void (*log)(const float* x, float* y, std::int64_t n);
-  void (*tanh)(const float* x, float* y, std::int64_t n);
   // Rounding stores and widening loads of 16 elements, and of the first n of them; out keeps what is beyond n.
   void (*to_bf16)(const float* x, std::uint16_t* y, int n);
   void (*to_bf16_half_up)(const float* x, std::uint16_t* y);
