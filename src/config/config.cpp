@@ -35,6 +35,8 @@ class Loader {
   Config finish() {
     // Who names a folder with parameters means to start from them.
     if (!config_.model.hf.empty() && !places_.contains("model.init")) config_.model.init = Init::pretrained;
+    // Every replica takes whole groups.
+    if (!places_.contains("batch.sum_groups")) config_.batch.sum_groups = config_.parallel.data;
     check_rules(config_, [this](std::string_view key) {
       const auto found = places_.find(key);
       return found == places_.end() ? file_name_ : found->second;

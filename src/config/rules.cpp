@@ -24,7 +24,8 @@ void check_model(const Config& config, const Place& place) {
   }
 }
 
-void check_batch(const BatchConfig& batch, const Place& place) {
+void check_batch(const Config& config, const Place& place) {
+  const BatchConfig& batch = config.batch;
   const std::int64_t rest = batch.global % batch.micro;
   if (rest != 0) {
     const std::int64_t below = batch.global - rest;
@@ -35,11 +36,20 @@ void check_batch(const BatchConfig& batch, const Place& place) {
                            : "the nearest multiples are " + std::to_string(below) + " and " + above);
   }
   const std::int64_t micro_batches = batch.global / batch.micro;
+  const std::string a_step = "the " + std::to_string(micro_batches) + " micro-batches of a step (" +
+                             named("batch.global", batch.global) + " / " + named("batch.micro", batch.micro) + ")";
+  const std::string at_most = "use at most " + std::to_string(micro_batches);
+  const std::int64_t data = config.parallel.data;
+  if (data > micro_batches) {
+    throw Error(named("parallel.data", data) + " is more than " + a_step, place("parallel.data"), at_most);
+  }
   if (batch.sum_groups > micro_batches) {
-    throw Error(named("batch.sum_groups", batch.sum_groups) + " is more than the " + std::to_string(micro_batches) +
-                    " micro-batches of a step (" + named("batch.global", batch.global) + " / " +
-                    named("batch.micro", batch.micro) + ")",
-                place("batch.sum_groups"), "use at most " + std::to_string(micro_batches));
+    throw Error(named("batch.sum_groups", batch.sum_groups) + " is more than " + a_step, place("batch.sum_groups"), at_most);
+  }
+  if (batch.sum_groups % data != 0) {
+    throw Error(named("batch.sum_groups", batch.sum_groups) + " is not a multiple of " + named("parallel.data", data),
+                place("batch.sum_groups"),
+                "every replica takes whole groups: use " + std::to_string(data) + " or remove batch.sum_groups");
   }
 }
 
@@ -75,6 +85,25 @@ void check_evaluation(const Config& config, const Place& place) {
   }
 }
 
+// What would be ignored in silence without a paced device.
+void check_pace(const Config& config, const Place& place) {
+  const DeviceConfig& device = config.device;
+  for (const auto& [key, given] : {std::pair{"device.pace_jitter", device.pace_jitter > 0},
+                                   std::pair{"device.pace_slow_rank", device.pace_slow_rank.has_value()},
+                                   std::pair{"device.pace_slow_factor", device.pace_slow_factor != 1}}) {
+    if (given && device.pace.empty())
+      throw Error(std::string(key) + " is given but device.pace is not", place(key), "name a hardware file in device.pace");
+  }
+  if (device.pace_slow_factor != 1 && !device.pace_slow_rank) {
+    throw Error("device.pace_slow_factor is given but device.pace_slow_rank is not", place("device.pace_slow_factor"),
+                "say which rank is slow");
+  }
+  if (device.pace_slow_rank && device.pace_slow_factor == 1) {
+    throw Error("device.pace_slow_rank is given but device.pace_slow_factor is 1", place("device.pace_slow_rank"),
+                "say how many times slower it is");
+  }
+}
+
 }  // namespace
 
 void check_rules(const Config& config, const Place& place) {
@@ -82,9 +111,10 @@ void check_rules(const Config& config, const Place& place) {
   if (config.data.train.empty())
     throw Error("'data.train' is missing", place("data.train"), "name the token files to train on");
   if (config.train.steps == 0) throw Error("'train.steps' is missing", place("train.steps"), "say how many steps to train");
-  check_batch(config.batch, place);
+  check_batch(config, place);
   check_schedule(config, place);
   check_evaluation(config, place);
+  check_pace(config, place);
 }
 
 }  // namespace spipe::config

@@ -208,16 +208,6 @@ Key two_numbers(std::string path, First first, Second second, Range range, std::
   return made;
 }
 
-// Integers of which only 1 is built (auto_integer's "auto" where the field is optional).
-template <class Made>
-Key only_one(Made made, std::string instead) {
-  made.read = [read = std::move(made.read), instead = std::move(instead)](Config& config, const Value& value) {
-    read(config, value);
-    if (value.node.text != "1" && !is_auto(value)) refuse_planned(value, instead);
-  };
-  return made;
-}
-
 // A key whose value has no home yet: `accepted` is what may be written today ("" for nothing).
 Key planned_key(std::string path, const std::string& accepted, std::string instead, std::string help) {
   Key made = key(std::move(path), "not built yet", accepted, std::move(help));
@@ -268,9 +258,9 @@ void add_batch_and_train(std::vector<Key>& table) {
   table.push_back(named_also(integer("batch.micro", SPIPE_FIELD(batch.micro), between(1, kIntMax),
                                      "Sequences that go through the pipeline together; divides batch.global."),
                              {"micro_batch_size", "per_device_train_batch_size"}));
-  table.push_back(integer(
-      "batch.sum_groups", SPIPE_FIELD(batch.sum_groups), between(1, kIntMax),
-      "Groups in which gradients of micro-batches are summed (part of the numerics); at most the number of micro-batches."));
+  table.push_back(integer("batch.sum_groups", SPIPE_FIELD(batch.sum_groups), between(1, kIntMax),
+                          "Groups of consecutive micro-batches whose gradients are summed first, before the groups' sums are "
+                          "(part of the numerics); parallel.data unless given."));
   table.push_back(named_also(integer("train.steps", SPIPE_FIELD(train.steps), at_least(1), "Optimizer steps. Required."),
                              {"num_steps", "max_steps", "total_steps", "iterations"}));
   table.push_back(
@@ -338,15 +328,15 @@ void add_optimizer(std::vector<Key>& table) {
 }
 
 void add_parallel_and_device(std::vector<Key>& table) {
-  table.push_back(text_choice("parallel.schedule", SPIPE_FIELD(parallel.schedule), {"auto", "streaming"},
-                              {{"spipe", "mobius", "1f1b", "gpipe", "roundpipe", "streaming-dp"}, "use auto or streaming"},
-                              "The schedule of stages over ranks; never changes results."));
-  table.push_back(only_one(
-      auto_integer("parallel.pipeline", SPIPE_FIELD(parallel.pipeline), between(1, 65536), "Pipeline ranks; only 1 is built."),
-      "use 1 or auto"));
-  table.push_back(only_one(
-      integer("parallel.data", SPIPE_FIELD(parallel.data), between(1, 65536), "Data-parallel replicas; only 1 is built."),
-      "use 1"));
+  table.push_back(
+      text_choice("parallel.schedule", SPIPE_FIELD(parallel.schedule),
+                  {"auto", "streaming", "spipe", "mobius", "1f1b", "gpipe", "roundpipe", "streaming-dp"}, {},
+                  "The schedule of stages over ranks; never changes results. auto: the fastest that fits, by simulation."));
+  table.push_back(auto_integer("parallel.pipeline", SPIPE_FIELD(parallel.pipeline), between(1, 65536),
+                               "Ranks of one pipeline; auto: the job's ranks / parallel.data."));
+  table.push_back(named_also(integer("parallel.data", SPIPE_FIELD(parallel.data), between(1, 65536),
+                                     "Pipelines side by side, each with its share of the micro-batches."),
+                             {"data_parallel", "dp"}));
   table.push_back(auto_integer("parallel.forward_stages", SPIPE_FIELD(parallel.forward_stages), between(1, 65536),
                                "Stages of the forward pass; auto: planned from the memory budget."));
   table.push_back(auto_integer("parallel.backward_stages", SPIPE_FIELD(parallel.backward_stages), between(1, 65536),
@@ -365,7 +355,16 @@ void add_parallel_and_device(std::vector<Key>& table) {
   table.push_back(named_also(text_choice("device.isa", SPIPE_FIELD(device.isa), {"auto", "scalar", "avx2", "avx512"}, {},
                                          "Instruction set of the CPU kernels; auto: the best this CPU has."),
                              {"cpu_isa"}));
-  table.push_back(planned_key("device.pace", "", "remove it", "Stretches the CPU device to another machine's rates."));
+  table.push_back(
+      path_key("device.pace", SPIPE_FIELD(device.pace),
+               "A hardware file (configs/hardware): the CPU device takes as long as that machine would; for measurements."));
+  table.push_back(number("device.pace_jitter", SPIPE_FIELD(device.pace_jitter), between(0, 1),
+                         "Compute times of a paced device vary by up to this fraction of themselves."));
+  table.push_back(seed("device.pace_seed", SPIPE_FIELD(device.pace_seed), "Names the jitter of a paced device."));
+  table.push_back(auto_integer("device.pace_slow_rank", SPIPE_FIELD(device.pace_slow_rank), between(0, 65535),
+                               "The rank whose paced device computes device.pace_slow_factor times slower; auto: none."));
+  table.push_back(number("device.pace_slow_factor", SPIPE_FIELD(device.pace_slow_factor), at_least(1),
+                         "How many times slower device.pace_slow_rank computes than the others."));
 }
 
 void add_checkpoint_and_log(std::vector<Key>& table) {

@@ -33,7 +33,7 @@ struct DataConfig {
   std::uint64_t shuffle_seed = 7;
 };
 struct BatchConfig {
-  std::int64_t global = 64, micro = 1, sum_groups = 1;
+  std::int64_t global = 64, micro = 1, sum_groups = 1;  // sum_groups: parallel.data unless given
 };
 struct TrainConfig {
   std::int64_t steps = 0;
@@ -63,7 +63,7 @@ struct OptimizerConfig {
   std::string placement = "auto";  // auto | cpu now
 };
 struct ParallelConfig {
-  std::string schedule = "auto";                                          // auto | streaming now
+  std::string schedule = "auto";                                          // auto | streaming | a schedule of several ranks
   std::optional<std::int64_t> pipeline, forward_stages, backward_stages;  // unset: auto
   std::int64_t data = 1;
 };
@@ -72,6 +72,12 @@ struct DeviceConfig {
   std::optional<std::uint64_t> memory, host_memory;  // bytes; unset: auto (no budget / what the host has)
   std::optional<std::int64_t> threads;               // unset: auto
   std::string isa = "auto";                          // cpu_isa: auto | scalar | avx2 | avx512
+  // Measurements: compute, copies and updates take as long as on the hardware of this file.
+  std::filesystem::path pace;
+  double pace_jitter = 0;
+  std::uint64_t pace_seed = 1;
+  std::optional<std::int64_t> pace_slow_rank;
+  double pace_slow_factor = 1;
 };
 struct CheckpointConfig {
   std::filesystem::path dir = "runs/run";

@@ -37,6 +37,7 @@ TEST_CASE("the smallest config takes every default") {
   CHECK(config.optimizer.schedule.type == "cosine");
   CHECK_FALSE(config.device.memory.has_value());
   CHECK_FALSE(config.parallel.pipeline.has_value());
+  CHECK((config.device.pace.empty() && !config.device.pace_slow_rank.has_value()));
   CHECK(config.train.recompute == Switch::automatic);
 }
 
@@ -50,8 +51,9 @@ train: {steps: 5, precision: bf16, seed: 4, grad_clip: 0, recompute: true, park:
 optimizer:
   {type: adamw, lr: 1e-5, betas: [0.8, 0.99], eps: 1E-6, weight_decay: .05,
    schedule: {type: wsd, warmup: 2, final: 0, decay: 3}, policy: sync, placement: cpu}
-parallel: {schedule: streaming, pipeline: 1, data: 1, forward_stages: 4, backward_stages: 6}
-device: {type: cpu, memory: 1.5 GiB, host_memory: 2 GB, threads: 3, isa: avx2}
+parallel: {schedule: spipe, pipeline: 4, data: 2, forward_stages: 4, backward_stages: 6}
+device: {type: cpu, memory: 1.5 GiB, host_memory: 2 GB, threads: 3, isa: avx2, pace: "hardware/v 100.yaml", pace_jitter: 0.05,
+         pace_seed: 9, pace_slow_rank: 3, pace_slow_factor: 1.5}
 checkpoint: {dir: runs/x, every: 4, keep: 1}
 log: {every: 1, jsonl: false, trace: true, tensorboard: false}
 )");
@@ -70,10 +72,13 @@ log: {every: 1, jsonl: false, trace: true, tensorboard: false}
   CHECK(c.optimizer.weight_decay == 0.05);
   CHECK((c.optimizer.schedule.type == "wsd_linear" && c.optimizer.schedule.warmup == 2));
   CHECK((c.optimizer.schedule.final == 0 && c.optimizer.schedule.decay == 3));
-  CHECK((c.optimizer.policy == "sync" && c.optimizer.placement == "cpu" && c.parallel.schedule == "streaming"));
-  CHECK((c.parallel.pipeline == 1 && c.parallel.forward_stages == 4 && c.parallel.backward_stages == 6));
+  CHECK((c.optimizer.policy == "sync" && c.optimizer.placement == "cpu" && c.parallel.schedule == "spipe" &&
+         c.parallel.data == 2));
+  CHECK((c.parallel.pipeline == 4 && c.parallel.forward_stages == 4 && c.parallel.backward_stages == 6));
   CHECK((c.device.type == "cpu" && c.device.memory == 1610612736 && c.device.host_memory == 2000000000));
-  CHECK((c.device.threads == 3 && c.device.isa == "avx2"));
+  CHECK((c.device.threads == 3 && c.device.isa == "avx2" && c.device.pace == "hardware/v 100.yaml"));
+  CHECK((c.device.pace_jitter == 0.05 && c.device.pace_seed == 9));
+  CHECK((c.device.pace_slow_rank == 3 && c.device.pace_slow_factor == 1.5));
   CHECK((c.checkpoint.dir == "runs/x" && c.checkpoint.every == 4 && c.checkpoint.keep == 1));
   CHECK((c.log.every == 1 && !c.log.jsonl && c.log.trace));
 
@@ -142,6 +147,21 @@ TEST_CASE("a folder with parameters means pretrained, unless said otherwise") {
   const std::string rest = "data: {train: [a.bin]}\ntrain: {steps: 10}\n";
   CHECK(parse("model: {hf: f}\n" + rest).model.init == Init::pretrained);
   CHECK(parse("model: {hf: f, init: from_scratch}\n" + rest).model.init == Init::from_scratch);
+}
+
+TEST_CASE("there are as many sum groups as replicas, unless said otherwise") {
+  const Config config = parse(kSmallest, {"parallel.data=4"});
+  CHECK(config.batch.sum_groups == 4);
+  CHECK(config.origins.at("batch.sum_groups") == Origin::defaulted);
+  CHECK(parse(kSmallest).batch.sum_groups == 1);
+  CHECK(parse(kSmallest, {"parallel.data=4", "batch.sum_groups=8"}).batch.sum_groups == 8);
+  CHECK(parse(kSmallest + "batch: {sum_groups: 6}\n", {"parallel.data=2"}).batch.sum_groups == 6);
+}
+
+TEST_CASE("every schedule has a name") {
+  for (const char* name : {"auto", "streaming", "spipe", "mobius", "1f1b", "gpipe", "roundpipe", "streaming-dp"}) {
+    CHECK(parse(kSmallest, {std::string("parallel.schedule=") + name}).parallel.schedule == name);
+  }
 }
 
 TEST_CASE("line ends of Windows and a byte order mark change nothing") {

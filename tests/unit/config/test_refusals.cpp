@@ -195,6 +195,21 @@ TEST_CASE("rules between keys name both values and the way out") {
         "at most 6");
   CHECK(refused_set("train.eval_every=5") ==
         "--set: train.eval_every is given but data.eval is not; name held-out token files in data.eval");
+  CHECK(message_of(kSmallest, {"batch.global=12", "batch.sum_groups=4", "parallel.data=3"}) ==
+        "--set: batch.sum_groups 4 is not a multiple of parallel.data 3; every replica takes whole groups: use 3 or remove "
+        "batch.sum_groups");
+  CHECK(message_of(kSmallest, {"batch.global=6", "parallel.data=7"}) ==
+        "--set: parallel.data 7 is more than the 6 micro-batches of a step (batch.global 6 / batch.micro 1); use at most 6");
+  for (const char* key : {"pace_jitter", "pace_slow_rank", "pace_slow_factor"}) {
+    const std::string name = std::string("device.") + key;
+    const std::string value = std::string(key) == "pace_jitter" ? "0.5" : "2";
+    CHECK(refusal("device: {" + std::string(key) + ": " + value + "}") ==
+          "run.yaml:4: " + name + " is given but device.pace is not; name a hardware file in device.pace");
+  }
+  CHECK(refusal("device: {pace: m.yaml, pace_slow_factor: 2}") ==
+        "run.yaml:4: device.pace_slow_factor is given but device.pace_slow_rank is not; say which rank is slow");
+  CHECK(refusal("device: {pace: m.yaml, pace_slow_rank: 2}") ==
+        "run.yaml:4: device.pace_slow_rank is given but device.pace_slow_factor is 1; say how many times slower it is");
   CHECK(refused_set("model.hf=x") == "--set: model.config and model.hf are both given; keep one of them");
   CHECK(refused_set("model.init=pretrained") ==
         "--set: model.init pretrained needs model.hf; model.config holds no parameters");
@@ -208,16 +223,25 @@ TEST_CASE("what is planned but not built is known, and refused by name") {
     planned("optimizer.policy", policy, "use auto or sync (the same results)");
   for (const char* place : {"device", "resident"}) planned("optimizer.placement", place, "use auto or cpu");
   for (const char* type : {"adam", "sgd", "lion", "adafactor", "muon"}) planned("optimizer.type", type, "use adamw");
-  for (const char* schedule : {"spipe", "mobius", "1f1b", "gpipe", "roundpipe", "streaming-dp"}) {
-    planned("parallel.schedule", schedule, "use auto or streaming");
-  }
-  planned("parallel.pipeline", "2", "use 1 or auto");
-  planned("parallel.data", "4", "use 1");
   planned("device.type", "cuda", "use cpu or auto");
   planned("train.precision", "fp16", "use bf16 or fp32");
   planned("log.tensorboard", "true", "use log.jsonl");
-  CHECK(refusal("device: {pace: {flops: 1e12}}") == "run.yaml:4: 'device.pace' is not built yet in this version; remove it");
+}
+
+TEST_CASE("ranks, replicas, schedules and paces have their bounds") {
   CHECK(refused_set("parallel.pipeline=0") == "--set: 'parallel.pipeline' must be 1..65536, not 0");
+  CHECK(refused_set("parallel.data=0") == "--set: 'parallel.data' must be 1..65536, not 0");
+  CHECK(refused_set("parallel.data=auto").starts_with("--set: 'parallel.data' must be an integer, not 'auto'"));
+  CHECK(
+      refused_set("parallel.schedule=sspipe") ==
+      "--set: 'parallel.schedule' must be one of auto | streaming | spipe | mobius | 1f1b | gpipe | roundpipe | streaming-dp, "
+      "not 'sspipe'");
+  CHECK(refusal("device: {pace: {flops: 1e12}}") == "run.yaml:4: 'device.pace' must be a path, not a map");
+  CHECK(refused_set("device.pace=") == "--set: 'device.pace' is empty; give a path or remove the key");
+  CHECK(refused_set("device.pace_jitter=1.5") == "--set: 'device.pace_jitter' must be 0..1, not 1.5");
+  CHECK(refused_set("device.pace_slow_rank=-1") == "--set: 'device.pace_slow_rank' must be 0..65535, not -1");
+  CHECK(refused_set("device.pace_slow_factor=0.5") == "--set: 'device.pace_slow_factor' must be >= 1, not 0.5");
+  CHECK(refused_set("device.paced=m.yaml") == "--set: unknown key 'device.paced'; did you mean 'device.pace'?");
 }
 
 TEST_CASE("every key of the schema refuses null, and most refuse a map") {
