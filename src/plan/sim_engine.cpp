@@ -165,14 +165,15 @@ void Engine::try_messages(std::size_t q, int step, std::uint64_t after) {
   for (const std::uint32_t id : queues_[q].tasks) try_message(static_cast<std::uint64_t>(step) * count_ + id, after);
 }
 
+double jitter_factor(double jitter, std::uint64_t seed, std::uint64_t step, std::uint32_t task) {
+  return 1 + jitter * (2 * static_cast<double>(uniform_at(make_key(seed, 0), step, task)) - 1);
+}
+
 double Engine::compute_factor(std::uint64_t instance) const {
   const Task& task = plan_.tasks[task_of(instance)];
   double factor = 1;
   if (!options_.rank_speed.empty()) factor /= options_.rank_speed[task.rank];
-  if (options_.jitter > 0) {
-    const PhiloxKey key = make_key(options_.seed, 0);
-    factor *= 1 + options_.jitter * (2 * static_cast<double>(uniform_at(key, instance / count_, task.id)) - 1);
-  }
+  if (options_.jitter > 0) factor *= jitter_factor(options_.jitter, options_.seed, instance / count_, task.id);
   return factor;
 }
 

@@ -32,6 +32,9 @@ struct SimulationOptions {
   std::uint64_t seed = 0;
 };
 
+// 1 + jitter * u for a task of a step: the same draw in virtual and in real time.
+[[nodiscard]] double jitter_factor(double jitter, std::uint64_t seed, std::uint64_t step, std::uint32_t task);
+
 // What tasks cost: FLOPs and bytes of the plan over the hardware's rates.
 [[nodiscard]] std::vector<TaskCost> task_costs(const Plan& plan, const model::ModelShape& shape, const Hardware& hardware);
 
