@@ -12,12 +12,11 @@
 #include "spipe/plan/timeline.h"
 #include "spipe/report/report.h"
 #include "spipe/store/store.h"
+#include "startup_tables.h"
 
 namespace spipe::tools {
 
 namespace {
-
-constexpr std::size_t kRunnersUp = 7;
 
 plan::Hardware hardware_of(const HardwareFlags& flags) {
   plan::Hardware hardware = plan::load_hardware(flags.hardware);
@@ -32,19 +31,6 @@ void check_schedule_name(const std::string& name) {
   throw Error(fmt::format("unknown schedule '{}'", name), "--schedule",
               nearest.empty() ? "auto, spipe, mobius, 1f1b, gpipe, roundpipe or streaming-dp"
                               : fmt::format("did you mean '{}'?", nearest));
-}
-
-std::string trial_table(const std::vector<plan::Trial>& trials) {
-  std::vector<std::vector<std::string>> rows = {
-      {"schedule", "stages F/B", "step", "bubble", "exposed optimizer", "device", "host"}};
-  for (std::size_t i = 0; i < std::min(trials.size(), kRunnersUp + 1); ++i) {
-    const plan::Trial& t = trials[i];
-    if (!t.refused.empty()) break;
-    rows.push_back({t.schedule, fmt::format("{}/{}", t.forward_stages, t.backward_stages), format_duration(t.step_seconds),
-                    fmt::format("{:.1f} %", 100 * t.bubble), format_duration(t.exposed_optimizer_seconds),
-                    format_bytes(t.device_bytes), format_bytes(t.host_bytes)});
-  }
-  return report::table(rows);
 }
 
 }  // namespace

@@ -5,12 +5,14 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <functional>
 #include <memory>
 
 #include "spipe/base/error.h"
 #include "spipe/base/log.h"
 #include "spipe/base/units.h"
 #include "spipe/base/version.h"
+#include "spipe/comm/world.h"
 #include "spipe/exec/trainer.h"
 #include "spipe/report/report.h"
 #include "spipe/report/trace.h"
@@ -129,6 +131,50 @@ std::vector<std::string> joined_arguments(int argc, char** argv) {
   return arguments;
 }
 
+// The slices of all ranks in one file, on rank 0.
+void write_trace(comm::World& world, const report::TraceWriter& trace, const std::filesystem::path& file) {
+  std::vector<plan::TimelineSlice> slices;
+  for (const auto& bytes : world.all_gather(trace.bytes())) {
+    const auto own = report::slices_from_bytes(bytes);
+    slices.insert(slices.end(), own.begin(), own.end());
+  }
+  if (world.rank() == 0) report::write_trace(file, std::move(slices));
+}
+
+int train_on(comm::World& world, const std::string& file, const std::vector<std::string>& overrides,
+             exec::RunOptions& options) {
+  const config::Config config = config::load_config(file, overrides);
+  report::TraceWriter trace;
+  if (config.log.trace) options.observers.push_back(&trace);
+  Console console;
+  const exec::RunSummary summary = exec::train(config, options, console, world);
+  if (config.log.trace) write_trace(world, trace, config.checkpoint.dir / "trace.json");
+  world.finish();
+  if (world.rank() != 0) return static_cast<int>(summary.code);
+  console.finish();
+  print_end(config, summary, file);
+  return static_cast<int>(summary.code);
+}
+
+// One of several: whatever goes wrong ends all of them, and is said once.
+int as_rank(comm::World& world, const std::function<int()>& body) {
+  std::string cause;
+  ExitCode code = ExitCode::kInternal;
+  try {
+    return body();
+  } catch (const Error& error) {
+    cause = error.what();
+    code = error.code();
+  } catch (const std::bad_alloc&) {
+    cause = "out of host memory; use a smaller model or batch, or set device.memory";
+    code = ExitCode::kUser;
+  } catch (const std::exception& error) {
+    cause = error.what();
+  }
+  std::fflush(stdout);
+  world.fail(cause, code);
+}
+
 int run(int argc, char** argv) {
   CLI::App app{"spipe-train: trains a language model whose state lives in host memory and streams through the device.",
                "spipe-train"};
@@ -138,6 +184,7 @@ int run(int argc, char** argv) {
       "  spipe-train run.yaml --set optimizer.lr=1e-4 --set train.steps=500\n"
       "  spipe-train run.yaml --resume            continue from the newest complete checkpoint\n"
       "  spipe-train run.yaml --dry-run           print the resolved config, memory and plan; train nothing\n"
+      "  scripts/launch.sh 4 run.yaml             on four ranks of this machine (mpirun, with what it needs)\n"
       "Signals: SIGINT/SIGTERM/SIGUSR2 save and stop (exit code 75), a second SIGINT stops at once; SIGUSR1 saves and goes "
       "on.\n"
       "Every config key is described in docs/config.md.");
@@ -161,21 +208,16 @@ int run(int argc, char** argv) {
   }
 
   init_logging(verbose ? LogLevel::debug : LogLevel::info);
-  const config::Config config = config::load_config(file, overrides);
   if (dry_run) {
+    const config::Config config = config::load_config(file, overrides);
     const auto device = device::make_cpu_device({});
     const exec::RunSetup setup = exec::prepare_run(config, device->info(), {});
     fmt::print("{}\n{}\n{}\n{}", config::resolved_text(config), model_table(setup), memory_table(setup), plan_text(setup));
     return 0;
   }
-  report::TraceWriter trace;
-  if (config.log.trace) options.observers.push_back(&trace);
-  Console console;
-  const exec::RunSummary summary = exec::train(config, options, console);
-  console.finish();
-  if (config.log.trace) trace.write(config.checkpoint.dir / "trace.json");
-  print_end(config, summary, file);
-  return static_cast<int>(summary.code);
+  comm::World world;  // before any other thread: how ranks end together
+  return world.size() == 1 ? train_on(world, file, overrides, options)
+                           : as_rank(world, [&] { return train_on(world, file, overrides, options); });
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include "spipe/base/error.h"
@@ -45,13 +46,36 @@ std::string memory_table(const exec::RunSetup& setup) {
   const auto& budget = setup.config.device.memory;
   rows.push_back({"device", format_bytes(plan.device_bytes()), budget ? "budget " + format_bytes(*budget) : "no budget"});
   rows.push_back({"", "", ""});
-  const double per = static_cast<double>(setup.host.store) / static_cast<double>(setup.shape.parameters());
-  rows.push_back({"store (state)", format_bytes(setup.host.store), fmt::format("{:.1f} B/parameter", per)});
-  rows.push_back({"device arena", format_bytes(setup.host.arena), "on the host (CPU device)"});
-  rows.push_back({"parking", format_bytes(setup.host.parking), ""});
+  std::uint64_t here = 0;
+  const std::vector<int> hosts = setup.host_of_unit();
+  for (std::size_t s = 0; s < hosts.size(); ++s) {
+    if (hosts[s] == setup.job.host()) here += setup.shape.store_units[s].elements;
+  }
+  const double per = static_cast<double>(setup.host.store) / static_cast<double>(std::max<std::uint64_t>(1, here));
+  rows.push_back({"store (state)", format_bytes(setup.host.store),
+                  fmt::format("{:.1f} B/parameter{}", per, setup.job.hosts() > 1 ? ", of this host's units" : "")});
+  const int ranks = setup.job.ranks_of_host(setup.job.host());
+  const std::string of_ranks = ranks > 1 ? fmt::format("of {} ranks", ranks) : "";
+  rows.push_back({"device arena", format_bytes(setup.host.arena),
+                  ranks > 1 ? fmt::format("on the host (CPU devices), {}", of_ranks) : "on the host (CPU device)"});
+  rows.push_back({"parking", format_bytes(setup.host.parking), of_ranks});
+  if (setup.pipeline()) rows.push_back({"mailboxes", format_bytes(setup.host.mailboxes), "shared by the ranks"});
   rows.push_back({"staging", format_bytes(setup.host.staging), ""});
   rows.push_back({"host", format_bytes(setup.host.total),
                   fmt::format("limit {} ({})", format_bytes(setup.host_limit), setup.host_limit_source)});
+  return report::table(rows);
+}
+
+std::string trial_table(const std::vector<plan::Trial>& trials) {
+  std::vector<std::vector<std::string>> rows = {
+      {"schedule", "stages F/B", "step", "bubble", "exposed optimizer", "device", "host"}};
+  for (std::size_t i = 0; i < std::min(trials.size(), kRunnersUp + 1); ++i) {
+    const plan::Trial& t = trials[i];
+    if (!t.refused.empty()) break;
+    rows.push_back({t.schedule, fmt::format("{}/{}", t.forward_stages, t.backward_stages), format_duration(t.step_seconds),
+                    fmt::format("{:.1f} %", 100 * t.bubble), format_duration(t.exposed_optimizer_seconds),
+                    format_bytes(t.device_bytes), format_bytes(t.host_bytes)});
+  }
   return report::table(rows);
 }
 
@@ -59,6 +83,7 @@ std::string plan_text(const exec::RunSetup& setup) {
   std::string text = plan::summary(setup.fit.train);
   if (!text.ends_with('\n')) text += '\n';
   if (!setup.fit.reason.empty()) text += setup.fit.reason + "\n";
+  if (setup.pipeline()) text += trial_table(setup.trials);
   return text;
 }
 

@@ -11,6 +11,9 @@ namespace spipe::tools {
 
 [[nodiscard]] std::string model_table(const exec::RunSetup& setup);
 [[nodiscard]] std::string memory_table(const exec::RunSetup& setup);
+// The best of those that fit, one a line: the choice and so many runners-up.
+inline constexpr std::size_t kRunnersUp = 7;
+[[nodiscard]] std::string trial_table(const std::vector<plan::Trial>& trials);
 [[nodiscard]] std::string plan_text(const exec::RunSetup& setup);
 [[nodiscard]] std::string device_text(const device::DeviceInfo& info, const device::DeviceRates& rates);
 

@@ -17,7 +17,9 @@ namespace {
 constexpr int kControlTag = 1;
 constexpr int kDataTag = 16;  // + slot
 
-bool ready(const Message& message) { return message.after == nullptr || message.after->value() >= message.after_value; }
+bool ready(const Message& message) {
+  return std::ranges::all_of(message.after, [](const After& after) { return after.counter->reached(after.value); });
+}
 
 std::uint64_t pieces_of(const Message& message) {
   return std::max<std::uint64_t>(1, ceil_div(message.bytes.size(), Transport::kPieceBytes));  // an empty message is one piece

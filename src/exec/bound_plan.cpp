@@ -2,6 +2,8 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+
 #include "spipe/base/checked.h"
 
 namespace spipe::exec {
@@ -11,45 +13,70 @@ using plan::BufferKind;
 using plan::Place;
 using plan::TaskKind;
 
-BoundPlan::BoundPlan(const plan::Plan& plan, const Machine& machine)
-    : plan_(plan), machine_(machine), tags_(plan.buffers.size()), tasks_(plan.tasks.size()) {
+int rank_of(const Machine& machine) { return machine.world == nullptr ? 0 : machine.world->rank(); }
+
+BoundPlan::BoundPlan(const plan::Plan& plan, const Machine& machine, std::span<std::byte> mailboxes)
+    : plan_(plan),
+      machine_(machine),
+      mailboxes_(mailboxes),
+      tags_(plan.buffers.size()),
+      index_(plan.tasks.size(), UINT32_MAX),
+      reads_input_(static_cast<std::size_t>(plan.options.micro_batches), false) {
   const auto tokens = static_cast<std::uint64_t>(machine.shape->tokens_per_micro());
   const auto micro_batches = static_cast<std::uint64_t>(plan.options.micro_batches);
-  staging_.inputs.resize(checked_mul(micro_batches, 2 * tokens));
+  staging_.inputs.resize(checked_mul(micro_batches, 2 * 2 * tokens));
   staging_.losses.resize(checked_mul(micro_batches, tokens));
   SPIPE_CHECK(plan.parking_bytes <= machine.parking.size(), "the parking area is smaller than the plan's");
+  std::uint32_t own = 0;
   for (const plan::Task& task : plan.tasks) {
-    BoundTask& bound = tasks_[task.id];
-    switch (task.kind) {
-      case TaskKind::forward:
-      case TaskKind::loss:
-      case TaskKind::backward:
-        bind_compute(task, bound);
-        break;
-      case TaskKind::input:
-      case TaskKind::fetch:
-      case TaskKind::park:
-      case TaskKind::unpark:
-      case TaskKind::result:
-        bind_copy(task, bound);
-        break;
-      case TaskKind::offload:
-      case TaskKind::reduce:
-        bind_gradient(task, bound);
-        break;
-      case TaskKind::norm:
-      case TaskKind::optimize:
-      case TaskKind::commit:
-      case TaskKind::save:
-        break;
-      case TaskKind::send:
-      case TaskKind::recv:
-      case TaskKind::push:
-      case TaskKind::pull:
-        SPIPE_CHECK(false, fmt::format("task {} ({}) moves data between ranks, which this executor does not do", task.id,
-                                       plan::task_kind_name(task.kind)));
-    }
+    if (task.rank == rank_of(machine)) index_[task.id] = own++;
   }
+  tasks_.resize(own);
+  for (const plan::Task& task : plan.tasks) {
+    if (task.rank == rank_of(machine)) bind(task, this->task(task.id));
+  }
+}
+
+void BoundPlan::bind(const plan::Task& task, BoundTask& bound) {
+  switch (task.kind) {
+    case TaskKind::forward:
+    case TaskKind::loss:
+    case TaskKind::backward:
+      bind_compute(task, bound);
+      break;
+    case TaskKind::input:
+      reads_input_[static_cast<std::size_t>(task.micro_batch)] = true;
+      [[fallthrough]];
+    case TaskKind::fetch:
+    case TaskKind::park:
+    case TaskKind::unpark:
+    case TaskKind::result:
+    case TaskKind::send:
+    case TaskKind::recv:
+      bind_copy(task, bound);
+      break;
+    case TaskKind::offload:
+    case TaskKind::reduce:
+      bind_gradient(task, bound);
+      break;
+    case TaskKind::push:
+    case TaskKind::pull:
+      bind_message(task, bound);
+      break;
+    case TaskKind::norm:
+      bind_norm(task, bound);
+      break;
+    case TaskKind::optimize:
+    case TaskKind::commit:
+    case TaskKind::save:
+      break;
+  }
+}
+
+const std::int32_t* BoundPlan::input(int micro_batch, std::uint64_t run) const {
+  const auto stride = 2 * static_cast<std::size_t>(machine_.shape->tokens_per_micro());
+  const auto micro_batches = static_cast<std::size_t>(plan_.options.micro_batches);
+  return staging_.inputs.data() + (run % 2 * micro_batches + static_cast<std::size_t>(micro_batch)) * stride;
 }
 
 std::span<const plan::Use> BoundPlan::uses(const plan::Task& task) const {
@@ -65,12 +92,16 @@ void* BoundPlan::address(const plan::Buffer& buffer) const {
     case BufferKind::store_grad:
       return machine_.store->slab(buffer.unit, store::Plane::grad).data;
     case BufferKind::host_input:
-      return const_cast<std::int32_t*>(staging_.inputs.data()) + m * 2 * tokens;
+      return const_cast<std::int32_t*>(input(buffer.micro_batch, 0));  // of even runs
     case BufferKind::host_result:
       return const_cast<float*>(staging_.losses.data()) + m * tokens;
     case BufferKind::parked:
       SPIPE_CHECK(buffer.offset + buffer.bytes <= machine_.parking.size(), "a parked buffer leaves the parking area");
       return machine_.parking.data() + buffer.offset;
+    case BufferKind::mailbox:
+    case BufferKind::norm_parts:
+      SPIPE_CHECK(buffer.offset + buffer.bytes <= mailboxes_.size(), "a mailbox leaves the host's mailboxes");
+      return mailboxes_.data() + buffer.offset;
     case BufferKind::constants:
       return nullptr;  // loaded once, addressed through Machine::constants
     case BufferKind::store_state:
@@ -176,6 +207,7 @@ void BoundPlan::bind_copy(const plan::Task& task, BoundTask& bound) {
       set_once(bound.destination, address(buffer), "destination");
       if (task.kind == TaskKind::fetch) bound.parameters.push_back(&tags_[use.buffer]);
     }
+    if (buffer.kind == BufferKind::store_compute) bound.from_store = true;
   }
   SPIPE_CHECK(bound.source != nullptr && bound.destination != nullptr, fmt::format("copy task {} lacks an end", task.id));
   const std::uint64_t tokens = static_cast<std::uint64_t>(machine_.shape->tokens_per_micro());
@@ -187,9 +219,10 @@ void BoundPlan::bind_copy(const plan::Task& task, BoundTask& bound) {
       bound.copy_bytes = tokens * sizeof(float);
       break;
     case TaskKind::fetch:
-      bound.copy_bytes = machine_.store->layout().slab_bytes(task.unit, store::Plane::compute);
+      bound.copy_bytes = checked_mul(machine_.shape->store_units[static_cast<std::size_t>(task.unit)].elements,
+                                     dtype_size(machine_.store->format().compute));
       break;
-    default: {  // park, unpark: the smaller of the two buffers (both hold the same boundary or gradient)
+    default: {  // between device and host: the smaller of the two buffers (both hold the same boundary or gradient)
       std::uint64_t bytes = ~std::uint64_t{0};
       for (const plan::Use& use : uses(task)) bytes = std::min(bytes, plan_.buffers[use.buffer].bytes);
       bound.copy_bytes = bytes;
@@ -212,8 +245,53 @@ void BoundPlan::bind_gradient(const plan::Task& task, BoundTask& bound) {
   if (task.kind == TaskKind::offload) bound.destination = machine_.store->slab(task.unit, store::Plane::grad).data;
 }
 
-void BoundPlan::forget_parameters() {
-  for (ParameterTag& tag : tags_) tag = {};
+void BoundPlan::bind_message(const plan::Task& task, BoundTask& bound) {
+  const plan::Access own = task.kind == TaskKind::push ? Access::read : Access::write;
+  for (const plan::Use& use : uses(task)) {
+    const plan::Buffer& buffer = plan_.buffers[use.buffer];
+    if (use.access != own || buffer.kind == BufferKind::wire) continue;
+    // A host's share of the norm is put together when it is sent.
+    if (buffer.kind == BufferKind::store_grad || buffer.kind == BufferKind::host_result) continue;
+    SPIPE_CHECK(bound.message.empty(), fmt::format("message task {} moves two buffers", task.id));
+    bound.message = {static_cast<std::byte*>(address(buffer)), task.bytes};
+  }
+  if (!bound.message.empty()) return;
+  SPIPE_CHECK(task.kind == TaskKind::push, fmt::format("message task {} moves nothing", task.id));
+  bound.norm_items = norm_items(task);
+  staging_.norm_parts.emplace_back(checked_mul(task.bytes, 2));
+  bound.message = staging_.norm_parts.back();  // of both runs
+}
+
+std::vector<NormItem> BoundPlan::norm_items(const plan::Task& push) const {
+  std::vector<NormItem> items;
+  std::uint64_t bytes = sizeof(std::uint64_t);  // what was asked
+  for (const plan::Use& use : uses(push)) {
+    const plan::Buffer& buffer = plan_.buffers[use.buffer];
+    if (buffer.kind == BufferKind::store_grad) {
+      items.push_back({.unit = buffer.unit});
+      bytes += machine_.norms->part(buffer.unit).size();
+    } else if (buffer.kind == BufferKind::host_result) {
+      items.push_back({.micro_batch = buffer.micro_batch});
+      bytes += sizeof(double);
+    }
+  }
+  SPIPE_CHECK(bytes <= push.bytes, fmt::format("the norm parts of task {} need {} bytes", push.id, bytes));
+  return items;
+}
+
+void BoundPlan::bind_norm(const plan::Task& task, BoundTask& bound) {
+  for (const plan::Use& use : uses(task)) {
+    const plan::Buffer& buffer = plan_.buffers[use.buffer];
+    if (buffer.kind != BufferKind::norm_parts) continue;
+    // What it holds is what its push was told to read.
+    for (const plan::Task& pull : plan_.tasks) {
+      if (pull.kind != TaskKind::pull) continue;
+      const auto pulled = uses(pull);
+      const bool fills = std::any_of(pulled.begin(), pulled.end(), [&](const plan::Use& u) { return u.buffer == use.buffer; });
+      if (fills)
+        bound.norm_parts.push_back({static_cast<const std::byte*>(address(buffer)), norm_items(plan_.tasks[pull.peer])});
+    }
+  }
 }
 
 }  // namespace spipe::exec

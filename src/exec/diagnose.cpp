@@ -48,6 +48,11 @@ std::string Diagnosis::text() const {
   return text_;
 }
 
+std::uint32_t Diagnosis::first_task() const {
+  const std::scoped_lock lock(mutex_);
+  return first_task_;
+}
+
 void Diagnosis::check_compute(const plan::Task& task, const model::UnitCall& call, const model::ModelShape& shape) {
   const std::uint64_t elements = shape.boundary_bytes / dtype_size(shape.compute);
   const char* pass = task.kind == plan::TaskKind::backward ? "backward" : "forward";

@@ -2,6 +2,7 @@
 // without the update shows what the failed step did.
 #pragma once
 
+#include <cstdint>
 #include <mutex>
 #include <string>
 
@@ -20,6 +21,7 @@ class Diagnosis {
   void report(const plan::Task& task, const std::string& text);
   void report_loss(int micro_batch);
   [[nodiscard]] std::string text() const;
+  [[nodiscard]] std::uint32_t first_task() const;  // of the finding; ~0 for a loss, which is the last thing to blame
 
  private:
   mutable std::mutex mutex_;

@@ -6,9 +6,10 @@
 #include <cmath>
 #include <cstring>
 
-#include "bound_plan.h"
-#include "diagnose.h"
+#include "spipe/base/checked.h"
 #include "spipe/base/error.h"
+#include "spipe/exec/pacer.h"
+#include "task_runner.h"
 
 namespace spipe::exec {
 
@@ -24,7 +25,7 @@ std::int64_t now_ns() {
 
 }  // namespace
 
-void StreamTimes::on_task(const Task& task, std::int64_t begin_ns, std::int64_t end_ns) {
+void StreamTimes::on_task(const Task& task, std::int64_t begin_ns, std::int64_t end_ns, std::uint64_t) {
   const auto stream = static_cast<std::size_t>(task.stream);
   nanoseconds_[stream].fetch_add(end_ns - begin_ns, std::memory_order_relaxed);
   bytes_[stream].fetch_add(task.bytes, std::memory_order_relaxed);
@@ -43,234 +44,250 @@ void StreamTimes::reset() {
   for (auto& value : bytes_) value.store(0, std::memory_order_relaxed);
 }
 
+namespace {
+
+constexpr std::uint32_t kErrorPollMilliseconds = 20;
+
+// A plan area of one rank's own.
+struct OwnArea {
+  OwnArea(const plan::Plan& plan)
+      : done(plan.tasks.size()), seen(1), losses(static_cast<std::size_t>(plan.options.micro_batches)), verdicts(kVerdicts) {}
+  std::vector<Counter> done, seen;
+  std::vector<double> losses;
+  std::vector<Verdict> verdicts;
+  [[nodiscard]] PlanArea area() { return {done, seen, losses, verdicts, {}}; }
+};
+
+}  // namespace
+
 struct Executor::Impl {
   const plan::Plan& plan;
   const Machine& machine;
-  BoundPlan bound;
+  const std::uint64_t number;
+  const int rank;
+  std::unique_ptr<OwnArea> own;
+  PlanArea area;
+  TaskRunner runner;
   device::ErrorCollector errors;
-  std::vector<Counter> done;             // per task: the last run in which it ended
-  std::vector<std::uint8_t> waited_for;  // tasks somebody waits for, and the last of every stream
+  std::vector<std::uint8_t> waited_for;  // tasks somebody waits for
+  std::vector<std::uint32_t> tasks;      // of this rank, in program order
+  std::vector<std::uint32_t> messages;   // pushes and pulls among them
+  std::uint32_t norm = plan::kNoPeer;    // the norm task of this host
   std::array<std::unique_ptr<device::Stream>, plan::kStreamCount> streams;
-  std::uint64_t run_index = 0;
+  std::array<Counter, plan::kStreamCount> ended;  // the last run whose tasks of a stream have all ended
+  std::array<Step, 2> steps;                      // by run
+  std::uint64_t begun = 0, finished = 0;
 
-  // The running step.
-  StepRequest request;
-  StepResult result;
-  optim::UpdateScalars scalars;
-  std::uint32_t nonfinite_master = 0;
-  Diagnosis diagnosis;
-
-  Impl(const plan::Plan& p, const Machine& m)
-      : plan(p), machine(m), bound(p, m), done(p.tasks.size()), waited_for(p.tasks.size(), 0) {
+  Impl(const plan::Plan& p, const Machine& m, const PlanArea& given, int n)
+      : plan(p),
+        machine(m),
+        number(static_cast<std::uint64_t>(n)),
+        rank(rank_of(m)),
+        own(given.done.empty() ? std::make_unique<OwnArea>(p) : nullptr),
+        area(own ? own->area() : given),
+        runner(p, m, area),
+        waited_for(p.tasks.size(), 0) {
+    const int ranks = machine.world == nullptr ? 1 : machine.world->size();
+    SPIPE_CHECK(plan.ranks == ranks, fmt::format("a plan of {} ranks on {}", plan.ranks, ranks));
+    SPIPE_CHECK(area.done.size() == plan.tasks.size(), "the area belongs to another plan");
     for (const plan::Wait& wait : plan.waits) waited_for[wait.task] = 1;
     for (const Task& task : plan.tasks) {
-      SPIPE_CHECK(task.rank == 0, "a plan of several ranks on one process");
+      const bool same_host = host_of(task.rank) == host_of(rank);
+      if (task.kind == TaskKind::norm && same_host) norm = task.id;
+      if (task.rank != rank) continue;
+      tasks.push_back(task.id);
+      if (is_message(task)) messages.push_back(task.id);
       auto& stream = streams[static_cast<std::size_t>(task.stream)];
       if (!stream) stream = machine.device->make_stream(plan::stream_name(task.stream), errors);
     }
+    if (norm != plan::kNoPeer) waited_for[norm] = 1;
   }
 
   ~Impl() {
     for (auto& stream : streams) stream.reset();  // streams join before what they use goes
   }
 
-  void enqueue(const Task& task) {
-    device::Stream& stream = *streams[static_cast<std::size_t>(task.stream)];
+  [[nodiscard]] int host_of(int of_rank) const { return plan.host_of_rank[static_cast<std::size_t>(of_rank)]; }
+  static bool is_message(const Task& task) { return task.kind == TaskKind::push || task.kind == TaskKind::pull; }
+
+  [[nodiscard]] std::vector<comm::After> after(const Task& task, std::uint64_t run) {
+    std::vector<comm::After> list;
     for (std::uint32_t i = 0; i < task.wait_count; ++i) {
       const plan::Wait& wait = plan.waits[task.first_wait + i];
-      // Steps end before the next begins, so a wait for the previous step is already met; its counter says so.
-      const std::uint64_t value = wait.previous_step ? run_index - 1 : run_index;
-      if (value > 0) stream.wait(&done[wait.task], value);
+      // A pull's wait for its push is the message itself.
+      if (host_of(plan.tasks[wait.task].rank) != host_of(rank)) continue;
+      const std::uint64_t value = wait.previous_step ? run - 1 : run;
+      if (value > 0) list.push_back({&area.done[wait.task], value});
     }
-    stream.run([this, &task](StreamHandle* handle) { execute(task, handle); });
-    if (waited_for[task.id] != 0) stream.signal(&done[task.id], run_index);
+    return list;
   }
 
-  void execute(const Task& task, StreamHandle* handle) {
-    const std::int64_t begin = now_ns();
-    perform(task, handle);
-    const std::int64_t end = now_ns();
-    for (plan::TaskObserver* observer : machine.observers) observer->on_task(task, begin, end);
-  }
-
-  void perform(const Task& task, StreamHandle* handle) {
-    BoundTask& b = bound.task(task.id);
-    switch (task.kind) {
-      case TaskKind::input:
-      case TaskKind::park:
-      case TaskKind::unpark:
-      case TaskKind::result:
-        std::memcpy(b.destination, b.source, b.copy_bytes);
-        break;
-      case TaskKind::fetch:
-        check_version(task, task.unit);
-        std::memcpy(b.destination, b.source, b.copy_bytes);
-        *b.parameters[0] = {task.unit, request.version};
-        break;
-      case TaskKind::forward:
-      case TaskKind::loss:
-      case TaskKind::backward:
-        compute(task, b, handle);
-        break;
-      case TaskKind::reduce:
-        add_partial(task, b, handle);
-        break;
-      case TaskKind::offload:
-        offload(task, b, handle);
-        break;
-      case TaskKind::norm:
-        decide();
-        break;
-      case TaskKind::optimize:
-        if (result.updated) {
-          optim::update_unit(machine.device->host_ops(), store_unit(task.unit), *machine.store, task.unit, machine.hyper,
-                             scalars, &nonfinite_master);
-        }
-        break;
-      case TaskKind::commit:
-        if (result.updated) machine.store->set_version(task.unit, request.version + 1);
-        break;
-      case TaskKind::save:
-        if (request.save_unit) request.save_unit(task.unit);
-        break;
-      case TaskKind::send:
-      case TaskKind::recv:
-      case TaskKind::push:
-      case TaskKind::pull:
-        SPIPE_CHECK(false, "binding refuses plans of several ranks");
+  void enqueue(const Task& task, Step& step) {
+    device::Stream& stream = *streams[static_cast<std::size_t>(task.stream)];
+    const bool packs = is_message(task) && !runner.bound().task(task.id).norm_items.empty();
+    if (is_message(task) && !packs) {
+      post(task, step, runner.bound().task(task.id).message, after(task, step.run));
+      return;
     }
-  }
-
-  [[nodiscard]] const model::StoreUnit& store_unit(int unit) const {
-    return machine.shape->store_units[static_cast<std::size_t>(unit)];
-  }
-
-  void check_version(const Task& task, int unit) const {
-    SPIPE_CHECK(machine.store->version(unit) == request.version,
-                fmt::format("task {} ({}) reads version {} of {}, the step needs {}", task.id, plan::task_kind_name(task.kind),
-                            machine.store->version(unit), store_unit(unit).name, request.version));
-  }
-
-  void compute(const Task& task, BoundTask& b, StreamHandle* handle) {
-    for (const ParameterTag* tag : b.parameters) {
-      SPIPE_CHECK(tag->version == request.version,
-                  fmt::format("task {} ({}) uses parameters that were not fetched in this step", task.id,
-                              plan::task_kind_name(task.kind)));
+    for (const comm::After& wait : after(task, step.run)) stream.wait(wait.counter, wait.value);
+    if (packs) {
+      stream.run([this, &task, &step](StreamHandle*) { post(task, step, runner.pack_norm(task, step), {}); });
+      return;
     }
-    for (const int unit : b.in_place_units) check_version(task, unit);
-    model::UnitCall& call = b.call;
-    call.stream = handle;
-    call.step = request.step;
-    if (task.kind == TaskKind::loss) {
-      // Without targets every row is masked and every gradient zero, whatever the scale; the update is skipped.
-      const bool evaluate = (task.flags & plan::kEvaluate) != 0;
-      call.loss_scale = request.targets == 0 ? 1.0F : static_cast<float>(1.0 / static_cast<double>(request.targets));
-      SPIPE_CHECK(evaluate == (call.input_gradient == nullptr), "a training loss without a place for its gradient");
-      model::head_loss(*machine.shape, call);
-    } else if (task.kind == TaskKind::forward) {
-      model::unit_forward(*machine.shape, task.unit, call);
+    stream.run([this, &task, &step](StreamHandle* handle) { execute(task, step, handle); });
+    if (waited_for[task.id] != 0) stream.signal(&area.done[task.id], step.run);
+  }
+
+  // Messages of a plan meet by the push's id, those of one push by their order.
+  void post(const Task& task, const Step& step, std::span<std::byte> bytes, std::vector<comm::After> after) {
+    comm::Message message;
+    message.peer = task.peer_rank;
+    message.tag = number << 32U | task.peer;
+    message.bytes = bytes;
+    message.after = std::move(after);
+    message.done = &area.done[task.id];
+    message.done_value = step.run;
+    if (task.kind == TaskKind::push) {
+      machine.world->send(message);
     } else {
-      model::unit_backward(*machine.shape, task.unit, call);
-    }
-    if (request.diagnose) diagnosis.check_compute(task, call, *machine.shape);
-  }
-
-  void add_partial(const Task& task, const BoundTask& b, StreamHandle* handle) {
-    for (const model::Parameter& p : store_unit(task.unit).parameters) {
-      AddArgs add;
-      add.a = {b.gradients[0] + p.offset, DType::f32};
-      add.b = {b.gradients[1] + p.offset, DType::f32};
-      add.out = {const_cast<float*>(b.gradients[0]) + p.offset, DType::f32};
-      add.elements = static_cast<std::int64_t>(p.elements());
-      machine.device->ops().add(handle, add);
+      machine.world->receive(message);
     }
   }
 
-  void offload(const Task& task, const BoundTask& b, StreamHandle* handle) {
-    const Ptr slab{b.destination, machine.store->format().grad};
-    const auto& parameters = store_unit(task.unit).parameters;
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-      const model::Parameter& p = parameters[i];
-      FinishGradientArgs finish;
-      finish.a = b.gradients[0] + p.offset;
-      finish.b = b.gradients.size() > 1 ? b.gradients[1] + p.offset : nullptr;
-      finish.dst = spipe::offset(slab, static_cast<std::int64_t>(p.offset));
-      finish.block_sums = machine.norms->blocks(task.unit, i);
-      finish.nonfinite = machine.norms->nonfinite(task.unit);
-      finish.elements = static_cast<std::int64_t>(p.elements());
-      machine.device->host_ops().finish_gradient(handle, finish);
-    }
-    if (request.diagnose && *machine.norms->nonfinite(task.unit) != 0) {
-      diagnosis.report(task, fmt::format("the summed gradient of {}", store_unit(task.unit).name));
+  void execute(const Task& task, Step& step, StreamHandle* handle) {
+    const std::int64_t begin = now_ns();
+    runner.run(task, step, handle);
+    if (machine.pacer != nullptr) machine.pacer->pace(static_cast<int>(number), task, begin, step.request.step);
+    const std::int64_t end = now_ns();
+    for (plan::TaskObserver* observer : machine.observers) observer->on_task(task, begin, end, step.request.step);
+  }
+
+  void begin(const StepRequest& request) {
+    SPIPE_CHECK(begun - finished < 2, "two steps at most are on their way");
+    Step& step = steps[++begun % 2];
+    step.request = request;
+    step.run = begun;
+    step.chained = begun - finished == 2;
+    step.nonfinite_master = 0;
+    step.diagnosis = {};
+    for (const std::uint32_t id : tasks) enqueue(plan.tasks[id], step);
+    for (std::size_t s = 0; s < streams.size(); ++s) {
+      if (streams[s]) streams[s]->signal(&ended[s], step.run);
     }
   }
 
-  // The norm task reads every token loss and every gradient block (the plan orders it so): the step's verdict is made here.
-  void decide() {
-    sum_losses();
-    result.norm = machine.norms->combine();
-    const bool finite = result.norm.finite && std::isfinite(result.loss_sum);
-    result.updated = finite && request.targets > 0 && !request.diagnose;
-    if (!result.updated) return;
-    result.clip = optim::clip_factor(result.norm.norm, machine.grad_clip);
-    scalars.lr = request.lr;
-    scalars.grad_scale = result.clip;
-    scalars.t = static_cast<std::int64_t>(request.version) + 1;
+  // Until the counter says that `run` is over, or a task of this rank has failed.
+  void wait(const Counter& counter, std::uint64_t run) {
+    while (!counter.reached(run) && !errors.failed()) counter.wait_for(run, kErrorPollMilliseconds);
+    if (!errors.failed()) return;
+    for (auto& stream : streams) {
+      if (stream) stream->drain();
+    }
+    errors.rethrow();
   }
 
-  void sum_losses() {
-    result.loss_sum = 0;
-    const auto tokens = static_cast<std::size_t>(machine.shape->tokens_per_micro());
-    const HostStaging& staging = bound.staging();
-    for (std::size_t m = 0; m < static_cast<std::size_t>(plan.options.micro_batches); ++m) {
-      double sum = 0;
-      for (std::size_t i = 0; i < tokens; ++i) sum += static_cast<double>(staging.losses[m * tokens + i]);
-      result.loss_sum += sum;
-      if (!std::isfinite(sum) && request.diagnose) diagnosis.report_loss(static_cast<int>(m));
+  StepResult finish() {
+    SPIPE_CHECK(finished < begun, "a step is begun before it is finished");
+    const std::uint64_t run = ++finished;
+    Step& step = steps[run % 2];
+    for (std::size_t s = 0; s < streams.size(); ++s) {
+      if (streams[s]) wait(ended[s], run);
     }
+    for (const std::uint32_t id : messages) wait(area.done[id], run);
+    StepResult result;
+    if (norm != plan::kNoPeer) {
+      wait(area.done[norm], run);
+      result.verdict = runner.verdict(run);
+    } else {
+      result.verdict.loss_sum = gather_losses();
+    }
+    const auto self = static_cast<std::size_t>(machine.world == nullptr ? 0 : machine.world->local_rank());
+    area.seen[self].signal(run);
+    if (result.verdict.updated) result.lr = step.request.lr(result.verdict.version_before);
+    result.nonfinite_master = step.nonfinite_master != 0;
+    if (step.request.diagnose) result.first_nonfinite = gather_diagnosis(step.diagnosis);
+    return result;
+  }
+
+  // An evaluation has no norm task: every rank tells what its heads found.
+  double gather_losses() {
+    std::vector<double> losses(area.losses.begin(), area.losses.end());
+    if (machine.world != nullptr) {
+      struct Found {
+        std::int64_t micro_batch = 0;
+        double loss = 0;
+      };
+      std::vector<Found> found;
+      for (const std::uint32_t id : tasks) {
+        const Task& task = plan.tasks[id];
+        if (task.kind != TaskKind::result) continue;
+        found.push_back({task.micro_batch, area.losses[static_cast<std::size_t>(task.micro_batch)]});
+      }
+      for (const auto& bytes : machine.world->all_gather(std::as_bytes(std::span(found)))) {
+        for (std::size_t at = 0; at < bytes.size(); at += sizeof(Found)) {
+          Found other;
+          std::memcpy(&other, bytes.data() + at, sizeof(Found));
+          losses[static_cast<std::size_t>(other.micro_batch)] = other.loss;
+        }
+      }
+    }
+    double sum = 0;
+    for (const double loss : losses) sum += loss;
+    return sum;
+  }
+
+  // The earliest finding of all ranks.
+  std::string gather_diagnosis(const Diagnosis& diagnosis) {
+    std::uint32_t first = diagnosis.first_task();
+    std::string text = diagnosis.text();
+    if (machine.world == nullptr) return text;
+    std::string told(sizeof(first), '\0');
+    std::memcpy(told.data(), &first, sizeof(first));
+    told += text;
+    for (const auto& bytes : machine.world->all_gather(std::as_bytes(std::span(told)))) {
+      std::uint32_t task = 0;
+      std::memcpy(&task, bytes.data(), sizeof(task));
+      if (bytes.size() == sizeof(task) || (task >= first && !text.empty())) continue;
+      first = task;
+      text.assign(reinterpret_cast<const char*>(bytes.data()) + sizeof(task), bytes.size() - sizeof(task));
+    }
+    return text;
   }
 };
 
-Executor::Executor(const plan::Plan& plan, const Machine& machine) : impl_(std::make_unique<Impl>(plan, machine)) {}
+Executor::Executor(const plan::Plan& plan, const Machine& machine, PlanArea area, int number)
+    : impl_(std::make_unique<Impl>(plan, machine, area, number)) {}
 Executor::~Executor() = default;
 
+bool Executor::needs_input(int micro_batch) const { return impl_->runner.bound().reads_input(micro_batch); }
+
 std::int32_t* Executor::tokens(int micro_batch) {
-  const auto tokens = static_cast<std::size_t>(impl_->machine.shape->tokens_per_micro());
-  return impl_->bound.staging().inputs.data() + static_cast<std::size_t>(micro_batch) * 2 * tokens;
+  return const_cast<std::int32_t*>(impl_->runner.bound().input(micro_batch, impl_->begun + 1));
 }
 
 std::int32_t* Executor::targets(int micro_batch) { return tokens(micro_batch) + impl_->machine.shape->tokens_per_micro(); }
 
 const float* Executor::token_losses(int micro_batch) const {
   const auto tokens = static_cast<std::size_t>(impl_->machine.shape->tokens_per_micro());
-  return impl_->bound.staging().losses.data() + static_cast<std::size_t>(micro_batch) * tokens;
+  return impl_->runner.bound().staging().losses.data() + static_cast<std::size_t>(micro_batch) * tokens;
 }
 
-StepResult Executor::run(const StepRequest& request) {
-  Impl& impl = *impl_;
-  impl.request = request;
-  impl.result = {};
-  impl.diagnosis = {};
-  impl.nonfinite_master = 0;
-  ++impl.run_index;
-  impl.bound.forget_parameters();
-  impl.machine.norms->clear();
-  for (const Task& task : impl.plan.tasks) impl.enqueue(task);
-  for (auto& stream : impl.streams) {
-    if (stream) stream->drain();
-  }
-  impl.errors.rethrow();
-  if (impl.plan.options.evaluate) impl.sum_losses();
-  impl.result.nonfinite_master = impl.nonfinite_master != 0;
-  impl.result.first_nonfinite = impl.diagnosis.text();
-  return impl.result;
-}
+void Executor::begin(const StepRequest& request) { impl_->begin(request); }
+StepResult Executor::finish() { return impl_->finish(); }
 
-std::uint64_t executor_host_bytes(const plan::Plan& plan, const model::ModelShape& shape) {
+std::uint64_t executor_host_bytes(const plan::Plan& plan, const model::ModelShape& shape, int host) {
   const auto tokens = static_cast<std::uint64_t>(shape.tokens_per_micro());
   const auto micro_batches = static_cast<std::uint64_t>(plan.options.micro_batches);
-  return micro_batches * tokens * (2 * sizeof(std::int32_t) + sizeof(float)) +
-         plan.tasks.size() * (sizeof(Counter) + sizeof(BoundTask));
+  std::uint64_t ranks = 0, tasks = 0, parts = 0;
+  for (const int of_rank : plan.host_of_rank) ranks += of_rank == host ? 1 : 0;
+  for (const Task& task : plan.tasks) {
+    if (plan.host_of_rank[task.rank] != host) continue;
+    ++tasks;
+    if (task.kind == TaskKind::push && task.unit < 0 && task.micro_batch < 0) parts += 2 * task.bytes;
+  }
+  const std::uint64_t staging = micro_batches * tokens * (2 * 2 * sizeof(std::int32_t) + sizeof(float));
+  const std::uint64_t per_rank = staging + plan.tasks.size() * (sizeof(std::uint32_t) + 1);
+  return ranks * per_rank + tasks * sizeof(BoundTask) + parts + PlanArea::bytes(plan, static_cast<int>(ranks));
 }
 
 }  // namespace spipe::exec

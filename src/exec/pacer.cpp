@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <thread>
 
 #include "paced_flows.h"
 #include "spipe/base/error.h"
@@ -23,6 +24,7 @@ namespace {
 constexpr std::int64_t kLateEnough = 200'000;    // ns, and
 constexpr std::int64_t kPartLateEnough = 50;     // one in so many, to be an overrun
 constexpr std::int64_t kWaitForPlace = 100'000;  // ns
+constexpr std::int64_t kMostLateness = 100'000;  // ns that are made up for: more is a busy machine
 constexpr unsigned long kTimerSlack = 1000;      // ns
 constexpr double kNanoseconds = 1e9;
 
@@ -32,18 +34,25 @@ enum Resource { kUpdate, kDram, kStorage, kNetwork, kFirstLink };
 std::int64_t nanoseconds(double seconds) { return static_cast<std::int64_t>(std::llround(kNanoseconds * seconds)); }
 double seconds(const std::atomic<std::int64_t>& ns) { return static_cast<double>(ns.load()) / kNanoseconds; }
 
+std::int64_t steady_now() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+}
+
+// Never returns early, and seldom late: threads wake some time after they asked to, so this one asks for earlier by what it has
+// lately been, and gives the processor away until the time has come.
 void sleep_until(std::int64_t until) {
   // The kernel wakes ordinary threads up to 50 us late, so that it can wake several at once.
   static thread_local const int asked = ::prctl(PR_SET_TIMERSLACK, kTimerSlack, 0, 0, 0);
   static_cast<void>(asked);
-  const timespec time{.tv_sec = until / 1'000'000'000, .tv_nsec = until % 1'000'000'000};
-  while (::clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &time, nullptr) == EINTR) {
+  static thread_local std::int64_t lateness = 0;
+  if (const std::int64_t target = until - lateness; steady_now() < target) {
+    const timespec time{.tv_sec = target / 1'000'000'000, .tv_nsec = target % 1'000'000'000};
+    while (::clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &time, nullptr) == EINTR) {
+    }
+    lateness += (std::clamp<std::int64_t>(steady_now() - target, 0, kMostLateness) - lateness) / 8;
   }
-}
-
-std::int64_t steady_now() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+  while (steady_now() < until) std::this_thread::yield();
 }
 
 std::vector<double> capacities_of(const plan::Hardware& hardware, int ranks_of_host) {

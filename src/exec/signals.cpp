@@ -35,12 +35,15 @@ void on_bus_error(int) {
 
 }  // namespace
 
-void install_signal_handlers() {
+void install_signal_handlers(bool several_ranks) {
   struct sigaction action = {};
   action.sa_handler = on_signal;
   sigemptyset(&action.sa_mask);
   action.sa_flags = SA_RESTART;
-  for (const int number : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2}) sigaction(number, &action, nullptr);
+  for (const int number : {SIGUSR1, SIGUSR2}) sigaction(number, &action, nullptr);
+  for (const int number : {SIGINT, SIGTERM}) {
+    if (!several_ranks) sigaction(number, &action, nullptr);
+  }
   action.sa_handler = on_bus_error;
   sigaction(SIGBUS, &action, nullptr);
   action.sa_handler = SIG_IGN;  // a file-size limit is an error of write(), which names the file

@@ -82,17 +82,24 @@ std::vector<std::string> files_of_kind(const Manifest& manifest, const std::stri
   return names;
 }
 
-std::vector<Shard> cut_shards(const std::string& kind, const std::vector<std::uint64_t>& unit_bytes, std::uint64_t limit) {
+std::vector<Shard> cut_shards(const std::string& kind, const std::vector<std::uint64_t>& unit_bytes,
+                              const std::vector<int>& host_of_unit, std::uint64_t limit) {
+  const auto host_of = [&](std::size_t u) { return host_of_unit.empty() ? 0 : std::max(0, host_of_unit[u]); };
+  const int hosts = host_of_unit.empty() ? 1 : *std::max_element(host_of_unit.begin(), host_of_unit.end()) + 1;
   std::vector<Shard> shards;
-  std::uint64_t bytes = 0;
-  for (int u = 0; u < static_cast<int>(unit_bytes.size()); ++u) {
-    const std::uint64_t unit = unit_bytes[static_cast<std::size_t>(u)];
-    if (shards.empty() || (bytes > 0 && unit > 0 && bytes + unit > limit)) {
-      shards.push_back({u, u, {}});
-      bytes = 0;
+  for (int host = 0; host < hosts; ++host) {
+    std::uint64_t bytes = 0;
+    bool begun = false;
+    for (std::size_t u = 0; u < unit_bytes.size(); ++u) {
+      if (host_of(u) != host) continue;
+      if (!begun || (bytes > 0 && unit_bytes[u] > 0 && bytes + unit_bytes[u] > limit)) {
+        shards.push_back({host, {}, {}});
+        bytes = 0;
+      }
+      begun = true;
+      shards.back().units.push_back(static_cast<int>(u));
+      bytes += unit_bytes[u];
     }
-    shards.back().last_unit = u + 1;
-    bytes += unit;
   }
   for (std::size_t i = 0; i < shards.size(); ++i) {
     char number[32] = "";

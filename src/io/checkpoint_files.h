@@ -37,13 +37,16 @@ struct Manifest {
 // Files by kind, ascending: "model" or "optimizer" .safetensors.
 [[nodiscard]] std::vector<std::string> files_of_kind(const Manifest& manifest, const std::string& kind);
 
-// The files of one kind: consecutive store units, cut where a file would pass the limit. A file has at least one unit.
+// The files of one kind: consecutive store units of a host, cut where a file would pass the limit. A file has at least one
+// unit.
 struct Shard {
-  int first_unit = 0, last_unit = 0;  // [first, last)
+  int host = 0;
+  std::vector<int> units;  // ascending
   std::string name;
 };
+// `host_of_unit`: empty, all on one host; units of no host (-1, without tensors) go with the first one.
 [[nodiscard]] std::vector<Shard> cut_shards(const std::string& kind, const std::vector<std::uint64_t>& unit_bytes,
-                                            std::uint64_t limit);
+                                            const std::vector<int>& host_of_unit, std::uint64_t limit);
 
 // What an optimizer file holds of a parameter: the plane, under the parameter's name plus this.
 struct StatePlane {

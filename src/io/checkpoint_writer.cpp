@@ -92,7 +92,9 @@ struct CheckpointWriter::Impl {
     std::optional<SafetensorsWriter> writer;
   };
   Series weights, state;
-  int next_unit = 0;
+  CheckpointPart part;
+  std::vector<int> units;     // of this part, ascending
+  std::size_t next_unit = 0;  // in `units`
   bool created = false, finished = false;
   Manifest manifest;
   nlohmann::json weight_map = nlohmann::json::object();
@@ -106,6 +108,8 @@ struct CheckpointWriter::Impl {
   void write_plane(SafetensorsWriter& writer, int u, const model::Parameter& p, store::Plane plane, const std::string& name);
   void write_text(const char* name, const std::string& text);
   void write_weight_index();
+  void write_unit(int u);
+  void complete_units();
 };
 
 // Also when the constructor fails half-way: a writer that did not finish leaves nothing.
@@ -114,12 +118,20 @@ CheckpointWriter::Impl::~Impl() {
   weights.writer.reset();
   state.writer.reset();
   std::error_code ignored;
-  std::filesystem::remove_all(temporary, ignored);
+  if (part.leader) {
+    std::filesystem::remove_all(temporary, ignored);
+    return;
+  }
+  for (const Series* series : {&weights, &state}) {
+    for (const Shard& shard : series->shards) {
+      if (shard.host == part.host) std::filesystem::remove(temporary / shard.name, ignored);
+    }
+  }
 }
 
 std::vector<TensorInfo> CheckpointWriter::Impl::weight_tensors(const Shard& shard) const {
   std::vector<TensorInfo> tensors;
-  for (int u = shard.first_unit; u < shard.last_unit; ++u) {
+  for (const int u : shard.units) {
     for (const model::Parameter& p : unit(u).parameters) {
       tensors.push_back(tensor_info(p.name, store->format().compute, p.shape));
     }
@@ -129,7 +141,7 @@ std::vector<TensorInfo> CheckpointWriter::Impl::weight_tensors(const Shard& shar
 
 std::vector<TensorInfo> CheckpointWriter::Impl::state_tensors(const Shard& shard) const {
   std::vector<TensorInfo> tensors;
-  for (int u = shard.first_unit; u < shard.last_unit; ++u) {
+  for (const int u : shard.units) {
     for (const model::Parameter& p : unit(u).parameters) {
       for (const StatePlane& plane : state_planes(store->format())) {
         tensors.push_back(tensor_info(p.name + plane.suffix, store->format().dtype(plane.plane), p.shape));
@@ -141,7 +153,7 @@ std::vector<TensorInfo> CheckpointWriter::Impl::state_tensors(const Shard& shard
 
 void CheckpointWriter::Impl::open_if_first(Series& series, int u) {
   const Shard& shard = series.shards[series.next];
-  if (u != shard.first_unit) return;
+  if (u != shard.units.front()) return;
   fault("before a shard");
   const bool is_weights = &series == &weights;
   // "format" is what Hugging Face's loaders look for.
@@ -151,7 +163,7 @@ void CheckpointWriter::Impl::open_if_first(Series& series, int u) {
 
 void CheckpointWriter::Impl::close_if_last(Series& series, int u) {
   const Shard& shard = series.shards[series.next];
-  if (u + 1 != shard.last_unit) return;
+  if (u != shard.units.back()) return;
   series.writer->finish();
   series.writer.reset();
   const Path path = temporary / shard.name;
@@ -184,7 +196,8 @@ void CheckpointWriter::Impl::write_weight_index() {
 }
 
 CheckpointWriter::CheckpointWriter(Path run_folder, std::uint64_t step, const model::ModelShape& shape,
-                                   const store::Store& store, std::string trainer_json, std::string config_json)
+                                   const store::Store& store, std::string trainer_json, std::string config_json,
+                                   CheckpointPart part)
     : impl_(std::make_unique<Impl>()) {
   Impl& impl = *impl_;
   impl.run_folder = std::move(run_folder);
@@ -195,8 +208,19 @@ CheckpointWriter::CheckpointWriter(Path run_folder, std::uint64_t step, const mo
   impl.trainer_json = std::move(trainer_json);
   impl.config_json = std::move(config_json);
   const std::uint64_t limit = checkpoint_hooks().shard_bytes;
-  impl.weights.shards = cut_shards("model", unit_bytes(shape, weight_bytes(store.format())), limit);
-  impl.state.shards = cut_shards("optimizer", unit_bytes(shape, state_bytes(store.format())), limit);
+  impl.weights.shards = cut_shards("model", unit_bytes(shape, weight_bytes(store.format())), part.host_of_unit, limit);
+  impl.state.shards = cut_shards("optimizer", unit_bytes(shape, state_bytes(store.format())), part.host_of_unit, limit);
+  for (Impl::Series* series : {&impl.weights, &impl.state}) {
+    while (series->next < series->shards.size() && series->shards[series->next].host != part.host) ++series->next;
+  }
+  for (const Shard& shard : impl.weights.shards) {
+    if (shard.host == part.host) impl.units.insert(impl.units.end(), shard.units.begin(), shard.units.end());
+  }
+  impl.part = std::move(part);
+  if (!impl.part.leader) {
+    impl.created = true;  // by the leader
+    return;
+  }
 
   check_target(impl.run_folder / step_name(step));
   const std::uint64_t needed = predicted_bytes(shape, store.format());
@@ -215,28 +239,64 @@ CheckpointWriter::CheckpointWriter(Path run_folder, std::uint64_t step, const mo
 
 CheckpointWriter::~CheckpointWriter() = default;
 
-void CheckpointWriter::unit(int store_unit) {
-  Impl& impl = *impl_;
-  SPIPE_CHECK(store_unit == impl.next_unit && store_unit < impl.shape->store_unit_count(),
-              "units are saved in ascending order");
-  ++impl.next_unit;
-  impl.open_if_first(impl.weights, store_unit);
-  impl.open_if_first(impl.state, store_unit);
-  for (const model::Parameter& p : impl.unit(store_unit).parameters) {
-    impl.write_plane(*impl.weights.writer, store_unit, p, store::Plane::compute, p.name);
-    impl.weight_map[p.name] = impl.weights.shards[impl.weights.next].name;
-    for (const StatePlane& plane : state_planes(impl.store->format())) {
-      impl.write_plane(*impl.state.writer, store_unit, p, plane.plane, p.name + plane.suffix);
+void CheckpointWriter::Impl::write_unit(int u) {
+  ++next_unit;
+  open_if_first(weights, u);
+  open_if_first(state, u);
+  for (const model::Parameter& p : unit(u).parameters) {
+    write_plane(*weights.writer, u, p, store::Plane::compute, p.name);
+    weight_map[p.name] = weights.shards[weights.next].name;
+    for (const StatePlane& plane : state_planes(store->format())) {
+      write_plane(*state.writer, u, p, plane.plane, p.name + plane.suffix);
     }
   }
   fault("after a unit");
-  impl.close_if_last(impl.weights, store_unit);
-  impl.close_if_last(impl.state, store_unit);
+  close_if_last(weights, u);
+  close_if_last(state, u);
 }
 
-CheckpointInfo CheckpointWriter::finish() {
+// Units without tensors need no call of their own.
+void CheckpointWriter::unit(int store_unit) {
   Impl& impl = *impl_;
-  SPIPE_CHECK(!impl.finished && impl.next_unit == impl.shape->store_unit_count(), "a checkpoint of all units, finished once");
+  while (impl.next_unit < impl.units.size() && impl.units[impl.next_unit] < store_unit) {
+    SPIPE_CHECK(impl.unit(impl.units[impl.next_unit]).parameters.empty(), "a unit with tensors was left out of a save");
+    impl.write_unit(impl.units[impl.next_unit]);
+  }
+  SPIPE_CHECK(impl.next_unit < impl.units.size() && impl.units[impl.next_unit] == store_unit,
+              "units of this host are saved once, in ascending order");
+  impl.write_unit(store_unit);
+}
+
+void CheckpointWriter::Impl::complete_units() {
+  while (next_unit < units.size()) {
+    SPIPE_CHECK(unit(units[next_unit]).parameters.empty(), "a checkpoint of all units");
+    write_unit(units[next_unit]);
+  }
+}
+
+std::string CheckpointWriter::part_manifest() {
+  Impl& impl = *impl_;
+  SPIPE_CHECK(!impl.part.leader && !impl.finished, "the leader finishes");
+  impl.complete_units();
+  nlohmann::json files = nlohmann::json::object();
+  for (const auto& [name, entry] : impl.manifest.files) files[name] = {entry.bytes, entry.hash};
+  impl.finished = true;
+  return nlohmann::json{{"files", files}, {"weight_map", impl.weight_map}}.dump();
+}
+
+CheckpointInfo CheckpointWriter::finish(const std::vector<std::string>& other_parts) {
+  Impl& impl = *impl_;
+  SPIPE_CHECK(impl.part.leader && !impl.finished, "a checkpoint is finished once, by its leader");
+  impl.complete_units();
+  for (const std::string& text : other_parts) {
+    const nlohmann::json other = nlohmann::json::parse(text);
+    for (const auto& [name, entry] : other.at("files").items()) {
+      impl.manifest.files[name] = {entry.at(0).get<std::uint64_t>(), entry.at(1).get<std::uint64_t>()};
+    }
+    impl.weight_map.update(other.at("weight_map"));
+  }
+  const std::size_t shards = impl.weights.shards.size() + impl.state.shards.size();
+  SPIPE_CHECK(impl.manifest.files.size() == shards, "a part of the checkpoint is missing");
   impl.write_weight_index();
   impl.write_text(kConfigFile, impl.config_json);
   impl.write_text(kTrainerFile, impl.trainer_json);

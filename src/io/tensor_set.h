@@ -50,10 +50,11 @@ struct ParameterPlace {
   [[nodiscard]] std::byte* data(store::Plane plane) const;
   [[nodiscard]] std::uint64_t bytes(store::Plane plane) const;
 };
-// Calls f(ParameterPlace) for every parameter, units ascending.
+// Calls f(ParameterPlace) for every parameter that the store holds, units ascending.
 template <typename F>
 void for_each_parameter(const model::ModelShape& shape, store::Store& store, const F& f) {
   for (int u = 0; u < shape.store_unit_count(); ++u) {
+    if (!store.has(u)) continue;
     for (const model::Parameter& parameter : shape.store_units[static_cast<std::size_t>(u)].parameters) {
       f(ParameterPlace{&store, u, &parameter});
     }

@@ -11,74 +11,91 @@
 namespace spipe::optim {
 namespace {
 
-double unit_sum(const std::vector<std::vector<double>>& tensors, const std::vector<std::size_t>& by_name) {
-  double sum = 0;
-  for (const std::size_t parameter : by_name) {
-    double tensor = 0;
-    for (const double block : tensors[parameter]) {
-      tensor += block;
-    }
-    sum += tensor;
-  }
-  return sum;
+std::size_t blocks_of(const model::Parameter& parameter) {
+  return ceil_div(parameter.elements(), static_cast<std::uint64_t>(kNormBlock));
 }
 
 }  // namespace
 
-NormTable::NormTable(const model::ModelShape& shape) {
+std::uint64_t NormTable::bytes(const model::ModelShape& shape) {
+  std::uint64_t words = 0;
   for (const model::StoreUnit& unit : shape.store_units) {
-    std::vector<std::vector<double>> tensors;
-    for (const model::Parameter& parameter : unit.parameters) {
-      tensors.emplace_back(ceil_div(parameter.elements(), static_cast<std::uint64_t>(kNormBlock)), 0.0);
-    }
-    blocks_.push_back(std::move(tensors));
-    std::vector<std::size_t> order(unit.parameters.size());
-    std::iota(order.begin(), order.end(), std::size_t{0});
-    std::sort(order.begin(), order.end(),
-              [&](std::size_t a, std::size_t b) { return unit.parameters[a].name < unit.parameters[b].name; });
-    by_name_.push_back(std::move(order));
+    ++words;
+    for (const model::Parameter& parameter : unit.parameters) words += blocks_of(parameter);
   }
-  nonfinite_.assign(shape.store_units.size(), 0);
+  return words * sizeof(double);
+}
+
+NormTable::NormTable(const model::ModelShape& shape) : NormTable(shape, {}) {
+  own_.assign(bytes(shape) / sizeof(double), 0.0);
+  words_ = own_.data();
+}
+
+NormTable::NormTable(const model::ModelShape& shape, std::span<std::byte> place)
+    : words_(reinterpret_cast<double*>(place.data())) {
+  SPIPE_CHECK(place.empty() || place.size() >= bytes(shape), "the place of a norm table is too small");
+  std::size_t words = 0;
+  for (const model::StoreUnit& unit : shape.store_units) {
+    Unit own;
+    own.first = words;
+    own.words = 1;  // the flag
+    for (const model::Parameter& parameter : unit.parameters) {
+      own.blocks.push_back(own.words);
+      own.counts.push_back(blocks_of(parameter));
+      own.words += own.counts.back();
+    }
+    own.by_name.resize(unit.parameters.size());
+    std::iota(own.by_name.begin(), own.by_name.end(), std::size_t{0});
+    std::sort(own.by_name.begin(), own.by_name.end(),
+              [&](std::size_t a, std::size_t b) { return unit.parameters[a].name < unit.parameters[b].name; });
+    words += own.words;
+    units_.push_back(std::move(own));
+  }
+}
+
+const NormTable::Unit& NormTable::at(int unit) const {
+  SPIPE_CHECK(unit >= 0 && static_cast<std::size_t>(unit) < units_.size(), "no such store unit");
+  return units_[static_cast<std::size_t>(unit)];
 }
 
 double* NormTable::blocks(int unit, std::size_t parameter) {
-  SPIPE_CHECK(unit >= 0 && static_cast<std::size_t>(unit) < blocks_.size(), "no such store unit");
-  auto& tensors = blocks_[static_cast<std::size_t>(unit)];
-  SPIPE_CHECK(parameter < tensors.size(), "no such parameter");
-  return tensors[parameter].data();
+  const Unit& own = at(unit);
+  SPIPE_CHECK(parameter < own.blocks.size(), "no such parameter");
+  return words_ + own.first + own.blocks[parameter];
 }
 
-std::uint32_t* NormTable::nonfinite(int unit) {
-  SPIPE_CHECK(unit >= 0 && static_cast<std::size_t>(unit) < nonfinite_.size(), "no such store unit");
-  return &nonfinite_[static_cast<std::size_t>(unit)];
+std::uint32_t* NormTable::nonfinite(int unit) { return reinterpret_cast<std::uint32_t*>(words_ + at(unit).first); }
+
+std::span<std::byte> NormTable::part(int unit) {
+  const Unit& own = at(unit);
+  return std::as_writable_bytes(std::span(words_ + own.first, own.words));
 }
 
-void NormTable::clear() {
-  for (auto& tensors : blocks_) {
-    for (auto& tensor : tensors) {
-      std::fill(tensor.begin(), tensor.end(), 0.0);
-    }
+double NormTable::sum(const Unit& unit) const {
+  double total = 0;
+  for (const std::size_t parameter : unit.by_name) {
+    double tensor = 0;
+    const double* blocks = words_ + unit.first + unit.blocks[parameter];
+    for (std::size_t b = 0; b < unit.counts[parameter]; ++b) tensor += blocks[b];
+    total += tensor;
   }
-  std::fill(nonfinite_.begin(), nonfinite_.end(), 0U);
+  return total;
 }
 
 GradientNorm NormTable::combine() const {
   GradientNorm result;
-  double sum = 0;
-  for (std::size_t unit = 0; unit < blocks_.size(); ++unit) {
-    sum += unit_sum(blocks_[unit], by_name_[unit]);
-    if (nonfinite_[unit] != 0 && result.finite) {
+  double total = 0;
+  for (std::size_t unit = 0; unit < units_.size(); ++unit) {
+    total += sum(units_[unit]);
+    if (*reinterpret_cast<const std::uint32_t*>(words_ + units_[unit].first) != 0 && result.finite) {
       result.finite = false;
       result.first_bad_unit = static_cast<int>(unit);
     }
   }
-  result.norm = std::sqrt(sum);
+  result.norm = std::sqrt(total);
   return result;
 }
 
-double NormTable::unit_norm(int unit) const {
-  SPIPE_CHECK(unit >= 0 && static_cast<std::size_t>(unit) < blocks_.size(), "no such store unit");
-  return std::sqrt(unit_sum(blocks_[static_cast<std::size_t>(unit)], by_name_[static_cast<std::size_t>(unit)]));
-}
+double NormTable::unit_norm(int unit) const { return std::sqrt(sum(at(unit))); }
 
 }  // namespace spipe::optim

@@ -197,10 +197,11 @@ void Pipeline::emit_offload(int s) {
   if (options_.early_updates) emit_update(s);
 }
 
+// One rank of a host writes all that lives there, so that files need not be shared.
 void Pipeline::emit_saves() {
   for (int s = 0; s < shape_.store_unit_count(); ++s) {
     if (elements(s) == 0) continue;
-    task(home(s),
+    task(lowest_rank(host(home(s))),
          {.kind = TaskKind::save, .stream = StreamKind::io, .unit = s, .bytes = elements(s) * input_.state_bytes_per_element},
          {{stored(BufferKind::store_compute, s), Access::read},
           {stored(BufferKind::store_state, s), Access::read},
@@ -229,6 +230,7 @@ void Pipeline::emit_norms() {
   for (std::size_t h = 0; h < results_.size(); ++h) {
     for (const std::uint32_t result : results_[h]) shares[h].push_back({result, Access::read});
     bytes[h] += results_[h].size() * 16;
+    bytes[h] += 8;  // what signals have asked of the host's ranks
     uses[h] = shares[h];
   }
   for (int from = 0; from < hosts; ++from) {

@@ -17,8 +17,10 @@ namespace {
 
 constexpr int kStagesPerRank[] = {1, 2, 3, 4, 6, 8};
 
+}  // namespace
+
 // Seconds of a unit's pass for one micro-batch, up to a factor: FLOPs, and bytes for units without any (an embedding).
-std::vector<double> weights(const model::ModelShape& shape, bool backward) {
+std::vector<double> stage_weights(const model::ModelShape& shape, bool backward) {
   std::vector<double> result;
   for (const model::ComputeUnit& unit : shape.units) {
     double weight = backward ? unit.forward_flops + unit.backward_flops : unit.forward_flops;
@@ -30,10 +32,16 @@ std::vector<double> weights(const model::ModelShape& shape, bool backward) {
 
 std::vector<int> stage_counts(const std::optional<int>& wanted, int ranks, int units) {
   if (wanted) return {std::min(*wanted, units)};
-  std::set<int> counts;
+  std::set<int> counts = {units};
   for (const int per_rank : kStagesPerRank) counts.insert(std::min(per_rank * ranks, units));
   return {counts.begin(), counts.end()};
 }
+
+bool runs_both_passes_of_a_stage(const std::string& schedule) {
+  return schedule == "mobius" || schedule == "1f1b" || schedule == "gpipe";
+}
+
+namespace {
 
 Trial try_one(const SearchRequest& request, const std::string& schedule, int forward_stages, int backward_stages) {
   Trial trial;
@@ -42,10 +50,9 @@ Trial try_one(const SearchRequest& request, const std::string& schedule, int for
   trial.backward_stages = backward_stages;
   trial.input = request.input;
   const model::ModelShape& shape = *request.input.shape;
-  trial.input.backward_cuts = balanced_cuts(weights(shape, true), backward_stages);
-  trial.input.forward_cuts = balanced_cuts(weights(shape, false), forward_stages);
-  const bool same_cuts = schedule == "mobius" || schedule == "1f1b" || schedule == "gpipe";
-  if (same_cuts) trial.input.forward_cuts.clear();
+  trial.input.backward_cuts = balanced_cuts(stage_weights(shape, true), backward_stages);
+  trial.input.forward_cuts = balanced_cuts(stage_weights(shape, false), forward_stages);
+  if (runs_both_passes_of_a_stage(schedule)) trial.input.forward_cuts.clear();
   try {
     const Plan plan = make_schedule(schedule, trial.input);
     trial.device_bytes = plan.device_bytes();
@@ -79,7 +86,7 @@ std::vector<Trial> search_schedules(const SearchRequest& request) {
   const std::vector<int> backward = stage_counts(request.backward_stages, ranks, units);
   std::vector<Trial> trials;
   for (const std::string& schedule : request.schedules.empty() ? schedule_names() : request.schedules) {
-    const bool one_count = schedule == "mobius" || schedule == "1f1b" || schedule == "gpipe";
+    const bool one_count = runs_both_passes_of_a_stage(schedule);
     for (const int b : backward) {
       if (one_count) {
         trials.push_back(try_one(request, schedule, b, b));

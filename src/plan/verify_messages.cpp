@@ -1,6 +1,7 @@
 // Messages between ranks: who writes and who reads a mailbox or a wire, on which side of a border between hosts, and that no
 // order of arrival blocks (invariant 5); where units are updated (3).
 #include <algorithm>
+#include <map>
 
 #include "verify_parts.h"
 
@@ -124,15 +125,28 @@ class Messages {
     return std::nullopt;
   }
 
-  // What belongs to a unit happens on its home.
+  // What belongs to a unit happens on its home; its save on the first rank of that host, which saves units in ascending order.
   Finding check_home(const Task& task) {
-    const bool at_home = task.kind == TaskKind::offload || task.kind == TaskKind::optimize || task.kind == TaskKind::commit ||
-                         task.kind == TaskKind::save;
-    if (!at_home || plan_.ranks == 1 || plan_.home_of_unit[static_cast<std::size_t>(task.unit)] == task.rank)
-      return std::nullopt;
-    return subject_.violation(3, task,
-                              fmt::format("runs on rank {}, but the home of its unit is rank {}", task.rank,
-                                          plan_.home_of_unit[static_cast<std::size_t>(task.unit)]));
+    const bool saves = task.kind == TaskKind::save;
+    const bool at_home = task.kind == TaskKind::offload || task.kind == TaskKind::optimize || task.kind == TaskKind::commit;
+    if ((!at_home && !saves) || plan_.ranks == 1) return std::nullopt;
+    const int home = plan_.home_of_unit[static_cast<std::size_t>(task.unit)];
+    if (!saves) {
+      if (home == task.rank) return std::nullopt;
+      return subject_.violation(3, task, fmt::format("runs on rank {}, but the home of its unit is rank {}", task.rank, home));
+    }
+    const auto& hosts = plan_.host_of_rank;
+    const auto first = std::find(hosts.begin(), hosts.end(), hosts[static_cast<std::size_t>(home)]) - hosts.begin();
+    if (task.rank != first) {
+      return subject_.violation(3, task,
+                                fmt::format("runs on rank {}, but the first rank of its unit's host is {}", task.rank, first));
+    }
+    const auto [last, is_first] = last_saved_.try_emplace(task.rank, task.unit);
+    if (!is_first && last->second >= task.unit) {
+      return subject_.violation(3, task, fmt::format("comes after unit {}: units are saved in ascending order", last->second));
+    }
+    last->second = task.unit;
+    return std::nullopt;
   }
 
   Finding check_norms() {
@@ -149,6 +163,7 @@ class Messages {
   const Subject& subject_;
   const Plan& plan_;
   std::vector<Ends> ends_;
+  std::map<int, int> last_saved_;  // by rank
 };
 
 }  // namespace

@@ -67,7 +67,22 @@ StoreFormat store_format(DType compute) {
   return format;
 }
 
+std::uint64_t unit_state_bytes(const model::StoreUnit& unit, const StoreFormat& format) {
+  std::uint64_t bytes = 0;
+  for (const Plane plane : kPlanes) {
+    if (!format.has(plane)) continue;
+    const std::uint64_t slab = checked_mul(unit.elements, dtype_size(format.dtype(plane)));
+    bytes = checked_add(bytes, checked_round_up(slab, kSlabAlignment));
+  }
+  return bytes;
+}
+
 StoreLayout make_store_layout(const model::ModelShape& shape, const StoreFormat& format) {
+  return make_store_layout(shape, format, std::vector<bool>(shape.store_units.size(), true));
+}
+
+StoreLayout make_store_layout(const model::ModelShape& shape, const StoreFormat& format, const std::vector<bool>& here) {
+  SPIPE_CHECK(here.size() == shape.store_units.size(), "every unit is here or elsewhere");
   StoreLayout layout;
   layout.format = format;
   layout.offsets.assign(shape.store_units.size() * kPlaneCount, kAbsent);
@@ -75,10 +90,9 @@ StoreLayout make_store_layout(const model::ModelShape& shape, const StoreFormat&
   for (std::size_t unit = 0; unit < shape.store_units.size(); ++unit) {
     const std::uint64_t elements = shape.store_units[unit].elements;
     layout.elements.push_back(elements);
+    if (!here[unit] && elements > 0) continue;
     for (const Plane plane : kPlanes) {
-      if (!format.has(plane)) {
-        continue;
-      }
+      if (!format.has(plane)) continue;
       layout.offsets[unit * kPlaneCount + static_cast<std::size_t>(plane)] = end;
       const std::uint64_t slab = checked_mul(elements, dtype_size(format.dtype(plane)));
       end = checked_round_up(checked_add(end, slab), kSlabAlignment);
@@ -88,10 +102,15 @@ StoreLayout make_store_layout(const model::ModelShape& shape, const StoreFormat&
   return layout;
 }
 
+bool StoreLayout::has(int unit) const {
+  SPIPE_CHECK(unit >= 0 && static_cast<std::size_t>(unit) < elements.size(), "no such store unit");
+  return offsets[static_cast<std::size_t>(unit) * kPlaneCount + static_cast<std::size_t>(Plane::compute)] != kAbsent;
+}
+
 std::uint64_t StoreLayout::offset(int unit, Plane plane) const {
   SPIPE_CHECK(unit >= 0 && static_cast<std::size_t>(unit) < elements.size(), "no such store unit");
   const std::uint64_t offset = offsets[static_cast<std::size_t>(unit) * kPlaneCount + static_cast<std::size_t>(plane)];
-  SPIPE_CHECK(offset != kAbsent, "this store has no plane '" + plane_name(plane) + "'");
+  SPIPE_CHECK(offset != kAbsent, "this store has no plane '" + plane_name(plane) + "' of unit " + std::to_string(unit));
   return offset;
 }
 

@@ -97,9 +97,9 @@ class Engine {
     request.step = step;
     request.targets = targets;
     request.version = step;
-    request.lr = lr;
-    const exec::StepResult result = executor_->run(request);
-    return {result.loss_sum / static_cast<double>(targets), result.norm.norm, result.clip};
+    request.lr = [lr](std::uint64_t) { return lr; };
+    const exec::Verdict verdict = executor_->run(request).verdict;
+    return {verdict.loss_sum / static_cast<double>(targets), verdict.norm.norm, verdict.clip};
   }
 
   [[nodiscard]] const model::ModelShape& shape() const { return shape_; }

@@ -17,14 +17,19 @@
 
 namespace spipe::comm {
 
+// Something that has to be reached first.
+struct After {
+  const Counter* counter = nullptr;
+  std::uint64_t value = 0;
+};
+
 // One send or receive of a byte range. The k-th send to a peer with a tag meets the k-th receive there from this rank with the
 // same tag and size; different (peer, tag) pairs never wait for each other.
 struct Message {
   int peer = -1;  // another rank
   std::uint64_t tag = 0;
-  std::span<std::byte> bytes;      // untouched by others from submission (or `after`) to `done`
-  const Counter* after = nullptr;  // the bytes may be read (send) or written (receive) once it reaches after_value
-  std::uint64_t after_value = 0;
+  std::span<std::byte> bytes;  // untouched by others from when all of `after` is reached to `done`
+  std::vector<After> after;    // the bytes may be read (send) or written (receive) once all are reached
   Counter* done = nullptr;  // signalled with done_value when the bytes are sent or have arrived
   std::uint64_t done_value = 0;
 };

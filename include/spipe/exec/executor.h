@@ -1,8 +1,9 @@
-// The executor: walks a plan once a step, enqueues every task on its stream behind the waits the plan lists, and collects what
-// the tasks report. It knows no math (model/, kernels/) and no schedule (plan/).
+// The executor: walks a plan once a step, enqueues every task of its rank on the task's stream behind the waits the plan lists,
+// and collects what the tasks report. It knows no math (model/, kernels/) and no schedule (plan/).
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -11,7 +12,9 @@
 #include <string>
 #include <vector>
 
+#include "spipe/comm/world.h"
 #include "spipe/device/device.h"
+#include "spipe/exec/plan_area.h"
 #include "spipe/model/layers.h"
 #include "spipe/optim/optim.h"
 #include "spipe/plan/observer.h"
@@ -23,7 +26,7 @@ namespace spipe::exec {
 // Busy seconds and bytes by stream since the last reset; the link rates and the attribution of a step come from here.
 class StreamTimes : public plan::TaskObserver {
  public:
-  void on_task(const plan::Task& task, std::int64_t begin_ns, std::int64_t end_ns) override;
+  void on_task(const plan::Task& task, std::int64_t begin_ns, std::int64_t end_ns, std::uint64_t step) override;
   [[nodiscard]] double busy_seconds(plan::StreamKind stream) const;
   [[nodiscard]] std::uint64_t bytes(plan::StreamKind stream) const;
   void reset();
@@ -33,60 +36,76 @@ class StreamTimes : public plan::TaskObserver {
   std::array<std::atomic<std::uint64_t>, plan::kStreamCount> bytes_{};
 };
 
+class Pacer;
+
 // What all plans of a run share. Everything is owned by the caller and outlives the executors.
 struct Machine {
   device::Device* device = nullptr;
   device::Arena* arena = nullptr;
   const model::ModelShape* shape = nullptr;
   store::Store* store = nullptr;
-  std::span<std::byte> parking;  // shared by the plans of a run, which never overlap in time
+  std::span<std::byte> parking;  // of this rank; shared by the plans of a run, which never overlap in time
   model::Constants constants;
-  optim::NormTable* norms = nullptr;
+  optim::NormTable* norms = nullptr;  // one for the ranks of a host
   optim::AdamW hyper;
   double grad_clip = 0;
   std::uint64_t seed = 0;
   std::vector<plan::TaskObserver*> observers;
+  comm::World* world = nullptr;                 // several ranks; null: one rank, all of whose tasks run here
+  std::atomic<std::uint32_t>* asked = nullptr;  // bits that signals raise on any rank of the host; may be null
+  Pacer* pacer = nullptr;                       // stretches tasks to another machine's times; may be null
 };
 
 struct StepRequest {
   std::uint64_t step = 0;     // 0-based global step: dropout keys
   std::uint64_t targets = 0;  // unmasked targets of the step: loss is divided by it
-  std::uint64_t version = 0;  // committed updates every unit must have seen
-  double lr = 0;
-  std::function<void(int)> save_unit;  // for plans with save tasks: called on the io stream for every store unit
-  bool diagnose = false;               // find the first non-finite value; no update is made
+  std::uint64_t version =
+      0;  // committed updates every unit must have seen; of a step begun on a running one: that one's result
+  std::function<double(std::uint64_t updates)> lr;  // rate of the update after so many
+  bool stop_on_nonfinite = false;                   // after a step that is not finite, the steps already begun change nothing
+  std::function<void(int)> save_unit;               // for plans with save tasks: called on the io stream for every store unit
+  bool diagnose = false;                            // find the first non-finite value; no update is made
 };
 
 struct StepResult {
-  double loss_sum = 0;  // over unmasked targets, in double, micro-batches and positions ascending
-  optim::GradientNorm norm;
-  double clip = 1;
-  bool updated = false;  // false: skipped (non-finite gradient, or no targets), nothing changed
-  bool nonfinite_master = false;
-  std::string first_nonfinite;  // diagnose: "backward of layer 2, micro-batch 1"; empty when all is finite
+  Verdict verdict;  // of an evaluation only the loss
+  double lr = 0;
+  bool nonfinite_master = false;  // on this rank
+  std::string first_nonfinite;    // diagnose: "backward of layer 2, micro-batch 1"; empty when all is finite
 };
 
-// One plan bound to memory. Runs steps one after another; a step ends when every task has ended.
+// One plan bound to memory: this rank's tasks of it. A step is begun, then finished; the next may be begun before the one
+// before is finished (two at most), so that the rank has work while others, or its own updates, end the step.
 class Executor {
  public:
-  Executor(const plan::Plan& plan, const Machine& machine);
+  // `area` without memory: one rank, private memory. `number` tells the plans of a run apart in messages.
+  Executor(const plan::Plan& plan, const Machine& machine, PlanArea area = {}, int number = 0);
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
-  // Host staging of micro-batch m: tokens and targets, [micro * seq_len] each; filled by the caller before run().
+  // Whether this rank reads the tokens of a micro-batch.
+  [[nodiscard]] bool needs_input(int micro_batch) const;
+  // Host staging of micro-batch m for the next begin(): tokens and targets, [micro * seq_len] each; filled by the caller.
   [[nodiscard]] std::int32_t* tokens(int micro_batch);
   [[nodiscard]] std::int32_t* targets(int micro_batch);
-  // Token losses of micro-batch m of the last run, [micro * seq_len].
+  // Token losses of micro-batch m of the last finished run, [micro * seq_len], if its head ran here.
   [[nodiscard]] const float* token_losses(int micro_batch) const;
-  // Throws the first error of any task. After a throw the executor must not be used again.
-  StepResult run(const StepRequest& request);
+  // Both throw the first error of any task of this rank; after that the executor must not be used again. Collective for
+  // evaluations and diagnoses.
+  void begin(const StepRequest& request);
+  StepResult finish();  // of the oldest step begun
+  StepResult run(const StepRequest& request) {
+    begin(request);
+    return finish();
+  }
 
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 
-// Host bytes an executor of this plan holds beside the store, the arena and the parking area: staging, counters, bound tasks.
-[[nodiscard]] std::uint64_t executor_host_bytes(const plan::Plan& plan, const model::ModelShape& shape);
+// Host bytes that the ranks of a host hold for this plan beside the store, the arenas, the parking areas and the mailboxes:
+// staging, counters, bound tasks.
+[[nodiscard]] std::uint64_t executor_host_bytes(const plan::Plan& plan, const model::ModelShape& shape, int host = 0);
 
 }  // namespace spipe::exec

@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "spipe/base/error.h"
+#include "spipe/comm/world.h"
 #include "spipe/exec/executor.h"
+#include "spipe/exec/pacer.h"
 #include "spipe/exec/run_setup.h"
 
 namespace spipe::exec {
@@ -23,7 +25,7 @@ struct StepRecord {
   std::uint64_t skipped_steps = 0;  // of the run so far
   double seconds = 0;               // of this step, evaluation and saving excluded
   std::uint64_t step_tokens = 0;
-  std::uint64_t h2d_bytes = 0, d2h_bytes = 0;                                     // moved by this step over the link
+  std::uint64_t h2d_bytes = 0, d2h_bytes = 0;                                     // over rank 0's link
   double h2d_seconds = 0, d2h_seconds = 0, compute_seconds = 0, cpu_seconds = 0;  // busy time of the streams
 };
 
@@ -35,9 +37,10 @@ struct RunSummary {
   std::optional<double> eval_loss;
   std::filesystem::path checkpoint;  // the newest one
   std::uint64_t plan_hash = 0;
+  std::optional<Pacer::Account> pace;  // of this rank, with device.pace
 };
 
-// How a run reports; called on the thread of train(). All empty by default.
+// How a run reports; called on the thread of train(), on rank 0 only. All empty by default.
 class RunListener {
  public:
   virtual ~RunListener() = default;
@@ -64,8 +67,11 @@ struct RunOptions {
   std::function<void(store::Store&, std::uint64_t steps_done)> after_step;  // with the engine at rest
 };
 
-// Runs a config to its end (or to a signal). Throws Error for the user's mistakes; a non-finite step under `nonfinite: stop`
-// throws an Error with ExitCode::kNonFinite that names unit and micro-batch.
+// Runs a config to its end (or to a signal); collective over the ranks of the world. Throws Error for the user's mistakes, on
+// the rank that found it: the caller ends the job (World::fail). A non-finite step under `nonfinite: stop` throws an Error with
+// ExitCode::kNonFinite that names unit and micro-batch.
+RunSummary train(const config::Config& config, const RunOptions& options, RunListener& listener, comm::World& world);
+// The same on one rank.
 RunSummary train(const config::Config& config, const RunOptions& options, RunListener& listener);
 
 }  // namespace spipe::exec

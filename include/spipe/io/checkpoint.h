@@ -29,16 +29,28 @@ struct CheckpointInfo {
 };
 
 // Writes step-00001000 (its step in eight digits) in three phases so that a save can be spread over a running step:
-//   begin -> unit(u) for every store unit in ascending order -> finish.
+//   begin -> unit(u) for every store unit with tensors in ascending order -> finish.
 // Files are written in a temporary folder, fsynced, MANIFEST.json last, folder renamed, then `latest` replaced; nothing under
 // the run folder changes before finish(). On an Error (disk full) the temporary folder is removed and older checkpoints stay.
+//
+// A store spread over several hosts has a writer on each, for the units that live there; files hold units of one host only. One
+// of them leads: it is made first (it makes the folder), and finishes with what the others say of their parts:
+//   leader begins -> the others begin -> unit(u) of the own units -> part_manifest() of the others -> leader finishes.
+struct CheckpointPart {
+  std::vector<int> host_of_unit;  // empty: all on one; -1 for units without tensors
+  int host = 0;
+  bool leader = true;
+};
 class CheckpointWriter {
  public:
   CheckpointWriter(Path run_folder, std::uint64_t step, const model::ModelShape& shape, const store::Store& store,
-                   std::string trainer_json, std::string config_json);
-  ~CheckpointWriter();  // removes the temporary folder when not finished
+                   std::string trainer_json, std::string config_json, CheckpointPart part = {});
+  ~CheckpointWriter();  // removes what it has made (the leader: the temporary folder) when not finished
   void unit(int store_unit);
-  CheckpointInfo finish();
+  // Not the leader: the files of this part, complete and synced, as text for the leader; this writer's work is done.
+  [[nodiscard]] std::string part_manifest();
+  // The leader, with the texts of all other parts.
+  CheckpointInfo finish(const std::vector<std::string>& other_parts = {});
   // Bytes one checkpoint takes on disk.
   [[nodiscard]] static std::uint64_t predicted_bytes(const model::ModelShape& shape, const store::StoreFormat& format);
 

@@ -1,7 +1,9 @@
 // Optimizer hyperparameters, learning-rate schedules, clipping, and the update of a store unit over its tensors.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -41,20 +43,34 @@ struct GradientNorm {
   int first_bad_unit = -1;  // store unit whose gradient had the first non-finite value
 };
 
-// Block sums of every store unit; offload tasks fill them, norm reads them. Owned by the executor.
+// Block sums of every store unit; offload tasks fill them, norm reads them. A unit's sums and its flag lie together, so that a
+// host can hand them over as one piece.
 class NormTable {
  public:
   explicit NormTable(const model::ModelShape& shape);
-  [[nodiscard]] double* blocks(int unit, std::size_t parameter);  // [ceil(elements / kNormBlock)]
+  // In memory that somebody else owns and that outlives the table, zeros at the start: shared by the ranks of a host.
+  NormTable(const model::ModelShape& shape, std::span<std::byte> place);
+  NormTable(const NormTable&) = delete;
+  NormTable& operator=(const NormTable&) = delete;
+  [[nodiscard]] static std::uint64_t bytes(const model::ModelShape& shape);  // of the place
+  [[nodiscard]] double* blocks(int unit, std::size_t parameter);             // [ceil(elements / kNormBlock)]
   [[nodiscard]] std::uint32_t* nonfinite(int unit);
-  void clear();
+  [[nodiscard]] std::span<std::byte> part(int unit);  // the flag (8 bytes) and all block sums of a unit
   [[nodiscard]] GradientNorm combine() const;
   [[nodiscard]] double unit_norm(int unit) const;
 
  private:
-  std::vector<std::vector<std::vector<double>>> blocks_;
-  std::vector<std::vector<std::size_t>> by_name_;  // parameter indices of a unit in name order
-  std::vector<std::uint32_t> nonfinite_;
+  struct Unit {
+    std::size_t first = 0, words = 0;  // 8-byte words of its part
+    std::vector<std::size_t> blocks;   // per parameter: offset of its first block from `first`
+    std::vector<std::size_t> counts;   // per parameter
+    std::vector<std::size_t> by_name;  // parameters in name order
+  };
+  [[nodiscard]] const Unit& at(int unit) const;
+  [[nodiscard]] double sum(const Unit& unit) const;
+  std::vector<double> own_;
+  double* words_ = nullptr;
+  std::vector<Unit> units_;
 };
 
 // The scalars of one update; t counts updates done including this one (1, 2, ...).

@@ -35,11 +35,17 @@ struct StoreLayout {
   StoreFormat format;
   std::uint64_t bytes = 0;  // whole region, multiple of the page size
   [[nodiscard]] std::uint64_t offset(int unit, Plane plane) const;
-  [[nodiscard]] std::uint64_t slab_bytes(int unit, Plane plane) const;
+  [[nodiscard]] std::uint64_t slab_bytes(int unit, Plane plane) const;  // also of units that are elsewhere
+  [[nodiscard]] bool has(int unit) const;
   std::vector<std::uint64_t> offsets;   // [unit * kPlaneCount + plane], ~0 where absent
   std::vector<std::uint64_t> elements;  // per unit
 };
 [[nodiscard]] StoreLayout make_store_layout(const model::ModelShape& shape, const StoreFormat& format);
+// Of a host that holds some of the units only: the others have no slabs.
+[[nodiscard]] StoreLayout make_store_layout(const model::ModelShape& shape, const StoreFormat& format,
+                                            const std::vector<bool>& here);
+// Bytes of all planes of a unit; a layout has the sum over its units, rounded up to a page.
+[[nodiscard]] std::uint64_t unit_state_bytes(const model::StoreUnit& unit, const StoreFormat& format);
 
 // Memory that somebody else owns and that outlives the store: a host's region, shared by its ranks. Both start as zeros.
 struct StorePlace {
@@ -61,7 +67,9 @@ class Store {
   Store& operator=(const Store&) = delete;
   [[nodiscard]] const StoreLayout& layout() const { return layout_; }
   [[nodiscard]] const StoreFormat& format() const { return layout_.format; }
-  // The slab of a unit; SPIPE_CHECKs that the plane exists.
+  // Whether the unit's slabs are here (a unit without elements never lacks any).
+  [[nodiscard]] bool has(int unit) const { return layout_.has(unit); }
+  // The slab of a unit; SPIPE_CHECKs that unit and plane are here.
   [[nodiscard]] Ptr slab(int unit, Plane plane) const;
   // fp32 master of a unit: the master plane, or the compute plane when compute is fp32.
   [[nodiscard]] float* master(int unit) const;

@@ -26,6 +26,7 @@
 namespace {
 
 using spipe::Counter;
+using spipe::comm::After;
 using spipe::comm::HostRegion;
 using spipe::comm::RegionLayout;
 using spipe::comm::World;
@@ -160,8 +161,7 @@ void messages(World& world, std::uint64_t seed) {
     const spipe::comm::Message message{.peer = sends ? end->plan.to : end->plan.from,
                                        .tag = end->plan.tag,
                                        .bytes = end->bytes,
-                                       .after = end->waits ? &end->ready : nullptr,
-                                       .after_value = 3,
+                                       .after = end->waits ? std::vector<After>{{&end->ready, 3}} : std::vector<After>{},
                                        .done = &end->done,
                                        .done_value = 1};
     sends ? world.send(message) : world.receive(message);

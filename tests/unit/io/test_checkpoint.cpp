@@ -120,14 +120,14 @@ TEST_CASE("shards are cut between units and hold at least one") {
   const auto names = [](const std::vector<Shard>& shards) {
     std::vector<std::string> result;
     for (const Shard& s : shards)
-      result.push_back(std::to_string(s.first_unit) + "-" + std::to_string(s.last_unit) + " " + s.name);
+      result.push_back(std::to_string(s.units.front()) + "-" + std::to_string(s.units.back() + 1) + " " + s.name);
     return result;
   };
-  CHECK(names(cut_shards("model", {5, 5}, 10)) == std::vector<std::string>{"0-2 model.safetensors"});
-  CHECK(names(cut_shards("model", {5, 6, 0, 20, 1}, 10)) ==
+  CHECK(names(cut_shards("model", {5, 5}, {}, 10)) == std::vector<std::string>{"0-2 model.safetensors"});
+  CHECK(names(cut_shards("model", {5, 6, 0, 20, 1}, {}, 10)) ==
         std::vector<std::string>{"0-1 model-00001-of-00004.safetensors", "1-3 model-00002-of-00004.safetensors",
                                  "3-4 model-00003-of-00004.safetensors", "4-5 model-00004-of-00004.safetensors"});
-  CHECK(names(cut_shards("optimizer", {0, 0, 30}, 10)) == std::vector<std::string>{"0-3 optimizer.safetensors"});
+  CHECK(names(cut_shards("optimizer", {0, 0, 30}, {}, 10)) == std::vector<std::string>{"0-3 optimizer.safetensors"});
 }
 
 TEST_CASE("a checkpoint of another precision is converted through its master") {

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -102,7 +103,7 @@ TEST_CASE("a tensor's sum is closed before it is added to the unit's, and a unit
   CHECK(units.combine().norm == kOnesKept);
 }
 
-TEST_CASE("the first unit with a non-finite gradient is named, and clear forgets it") {
+TEST_CASE("the first unit with a non-finite gradient is named") {
   NormTable table(shape_of({{parameter("a", 1)}, {}, {parameter("b", 1)}, {parameter("c", 1)}}));
   CHECK(table.combine().finite);
   CHECK(table.combine().first_bad_unit == -1);
@@ -112,9 +113,26 @@ TEST_CASE("the first unit with a non-finite gradient is named, and clear forgets
   CHECK_FALSE(table.combine().finite);
   CHECK(table.combine().first_bad_unit == 2);
   CHECK(table.combine().norm == 2);
-  table.clear();
+  *table.nonfinite(2) = *table.nonfinite(3) = 0;
   CHECK(table.combine().finite);
-  CHECK(table.combine().norm == 0);
+}
+
+TEST_CASE("a unit's part carries its flag and its sums to another host's table") {
+  const model::ModelShape shape = shape_of({{parameter("a", 4097)}, {}, {parameter("b", 1), parameter("c", 9000)}});
+  CHECK(NormTable::bytes(shape) == 8 * (3 + 2 + 1 + 3));
+  std::vector<double> memory(NormTable::bytes(shape) / 8, 0.0);
+  NormTable here(shape, std::as_writable_bytes(std::span(memory))), there(shape);
+  here.blocks(2, 0)[0] = 9;
+  here.blocks(2, 1)[2] = 7;
+  there.blocks(0, 0)[1] = 9;
+  *here.nonfinite(2) = 1;
+  for (const int unit : {1, 2}) {
+    REQUIRE(here.part(unit).size() == there.part(unit).size());
+    std::ranges::copy(here.part(unit), there.part(unit).begin());
+  }
+  CHECK(there.combine().norm == 5);
+  CHECK(there.combine().first_bad_unit == 2);
+  CHECK(here.combine().norm == 4);
 }
 
 }  // namespace spipe::optim

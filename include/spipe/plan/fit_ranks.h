@@ -1,0 +1,40 @@
+// The fit of a job of several ranks: the schedule, its stages and its use of memory; by simulation, within the budgets.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "spipe/plan/hardware.h"
+#include "spipe/plan/schedules.h"
+#include "spipe/plan/search.h"
+
+namespace spipe::plan {
+
+struct RankFitRequest {
+  PipelineInput input;                                 // cuts, prefetch, park and variants are filled by the fit
+  Hardware hardware;                                   // rates for choosing; never decide bits
+  std::string schedule = "auto";                       // or one of schedule_names()
+  std::optional<int> forward_stages, backward_stages;  // totals over the ranks of a replica; unset: tried
+  std::optional<bool> park;                            // unset: tried
+  std::uint64_t device_bytes = 0;                      // budget of each rank; 0: none
+  std::uint64_t host_bytes = UINT64_MAX;               // of each host
+  std::vector<std::uint64_t> store_bytes_of_unit;      // state of a store unit, on the host of its home
+  bool arena_on_host = true;                           // CPU devices: the arenas of a host's ranks count against host_bytes too
+  bool evaluation = false;                             // an evaluation plan must fit as well
+};
+
+struct RankFit {
+  Plan train, train_and_save;
+  std::optional<Plan> evaluate;
+  std::string reason;         // one line: what was chosen among how many
+  std::vector<Trial> trials;  // those that fit by predicted step time: the choice and the runners-up; then the refused
+  std::uint64_t arena_bytes = 0, parking_bytes = 0;  // per rank, over the plans
+};
+
+// The same request gives the same plans everywhere; all of them are verified. Throws Error (exit code 2) when nothing fits: for
+// the device it names the smallest budget that works, exact to the byte.
+[[nodiscard]] RankFit fit_ranks(const RankFitRequest& request);
+
+}  // namespace spipe::plan

@@ -1,0 +1,269 @@
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+
+#include "run.h"
+#include "spipe/base/checked.h"
+#include "spipe/base/file.h"
+#include "spipe/base/host.h"
+#include "spipe/base/log.h"
+#include "spipe/base/thread_pool.h"
+#include "spipe/base/units.h"
+#include "spipe/model/families.h"
+
+namespace spipe::exec {
+
+namespace {
+
+std::span<const std::byte> bytes_of(const std::string& text) { return std::as_bytes(std::span(text)); }
+
+// The same text on every rank: that of rank 0.
+std::string broadcast_text(comm::World& world, const std::string& text) {
+  const auto own = bytes_of(text);
+  std::vector<std::byte> bytes(own.begin(), own.end());
+  world.broadcast(bytes, 0);
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+template <typename T>
+T broadcast_value(comm::World& world, const T& value) {
+  const auto own = std::as_bytes(std::span(&value, 1));
+  std::vector<std::byte> bytes(own.begin(), own.end());
+  world.broadcast(bytes, 0);
+  T result;
+  std::memcpy(&result, bytes.data(), sizeof(T));
+  return result;
+}
+
+std::unique_ptr<device::Device> make_device(const config::Config& config, const comm::World& world) {
+  std::optional<int> asked;
+  if (config.device.threads) asked = narrow<int>(*config.device.threads);
+  const comm::ThreadShare share = world.threads(asked);
+  if (world.rank() == 0) {
+    for (const std::string& warning : share.warnings) log_warning(warning);
+  }
+  device::CpuDeviceOptions options;
+  options.threads = share.threads;
+  options.update_threads = share.threads;
+  options.isa = config.device.isa;
+  return device::make_cpu_device(options);
+}
+
+// Files that an atomic write of ours left when the process was killed in the middle of it. Called under the folder's lock.
+void remove_leftovers(const Path& folder) {
+  constexpr std::string_view kWritten[] = {"latest", "config.yaml", "trace.json"};
+  std::vector<Path> leftovers;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    for (const std::string_view written : kWritten) {
+      if (entry.is_regular_file() && name.starts_with(std::string(written) + ".tmp-")) leftovers.push_back(entry.path());
+    }
+  }
+  for (const Path& leftover : leftovers) {
+    std::error_code ignored;
+    std::filesystem::remove(leftover, ignored);
+  }
+}
+
+}  // namespace
+
+Run::Run(const config::Config& config, const RunOptions& options, RunListener& listener, comm::World& world)
+    : options_(options), listener_(listener), world_(world), device_(make_device(config, world)) {
+  // One rank measures while the others wait: rates choose the plan, and all must choose the same.
+  if (leads()) rates_ = options.rates ? *options.rates : device_->measure_rates();
+  rates_ = broadcast_value(world_, rates_);
+  setup_ = prepare_run(config, device_->info(), rates_, agree_on_job());
+  check_agreement();
+}
+
+Job Run::agree_on_job() const {
+  Job job;
+  job.rank = world_.rank();
+  job.host_of_rank.clear();
+  for (int rank = 0; rank < world_.size(); ++rank) job.host_of_rank.push_back(world_.host_of(rank));
+  if (world_.size() == 1) return job;
+  const HostMemory own = host_memory();
+  job.host_memory = own.available;
+  for (const auto& bytes : world_.all_gather(std::as_bytes(std::span(&own.available, 1)))) {
+    std::uint64_t other = 0;
+    std::memcpy(&other, bytes.data(), sizeof(other));
+    job.host_memory = std::min(*job.host_memory, other);
+  }
+  job.host_memory_source = "available on every host";
+  return job;
+}
+
+// All ranks have come to the same plan and the same arithmetic by themselves, or the job makes no sense.
+void Run::check_agreement() {
+  const std::string own = setup_.numerics.text();
+  const auto hash = plan::plan_hash(setup_.fit.train);
+  const std::string first = broadcast_text(world_, own);
+  if (first != own) {
+    const auto difference = std::mismatch(own.begin(), own.end(), first.begin(), first.end());
+    const auto line = [](const std::string& text, std::string::const_iterator at) {
+      const auto begin = text.rfind('\n', static_cast<std::size_t>(at - text.begin()));
+      const std::size_t from = begin == std::string::npos ? 0 : begin + 1;
+      return text.substr(from, text.find('\n', from) - from);
+    };
+    throw Error(fmt::format("rank {} on {} computes otherwise than rank 0 on {}: {} against {}", world_.rank(),
+                            world_.machine_name_of(world_.rank()), world_.machine_name_of(0), line(own, difference.first),
+                            line(first, difference.second)),
+                setup_.config.file.string(), "set device.cpu_isa to what all machines have, and install the same libraries");
+  }
+  SPIPE_CHECK(broadcast_value(world_, hash) == hash, "the ranks have made different plans");
+}
+
+void Run::open_data() {
+  const config::Config& c = setup_.config;
+  const auto vocab = static_cast<std::uint64_t>(setup_.architecture.vocab_size);
+  train_data_ = std::make_unique<data::TrainData>(data::expand_globs(c.data.train, "data.train"), c.data.seq_len,
+                                                  c.batch.global, c.data.shuffle_seed, vocab);
+  if (!c.data.eval.empty()) {
+    eval_data_ = std::make_unique<data::EvalData>(data::expand_globs(c.data.eval, "data.eval"), c.data.seq_len, vocab);
+  }
+}
+
+// Rank 0 alone looks after the run folder; the others learn what it found.
+void Run::open_run_folder() {
+  if (leads()) check_folder_and_resume();
+  const bool resumes = broadcast_value(world_, resume_from_.has_value());
+  if (!resumes) return;
+  io::CheckpointInfo from = resume_from_.value_or(io::CheckpointInfo{});
+  from.step = broadcast_value(world_, from.step);
+  from.path = broadcast_text(world_, from.path.string());
+  if (!leads()) {
+    state_ = parse_trainer_json(read_text(from.path / "trainer.json"), from.path.string());
+    resume_from_ = from;
+  }
+  summary_.checkpoint = from.path;
+}
+
+void Run::check_folder_and_resume() {
+  const Path folder = setup_.config.checkpoint.dir;
+  std::error_code code;
+  std::filesystem::create_directories(folder, code);
+  if (code)
+    throw Error(fmt::format("cannot create the run folder ({})", code.message()), folder.string(), "set checkpoint.dir");
+  lock_ = std::make_unique<io::RunLock>(folder);
+  remove_leftovers(folder);
+  std::vector<std::string> skipped;
+  resume_from_ = io::newest_checkpoint(folder, &skipped);
+  for (const std::string& line : skipped) log_warning("not a complete checkpoint, skipped: " + line);
+  const bool resume = options_.resume || options_.resume_auto;
+  if (resume_from_ && !resume) {
+    throw Error(fmt::format("the run folder already holds checkpoints (newest: step {})", resume_from_->step), folder.string(),
+                "continue with --resume, or choose another checkpoint.dir");
+  }
+  if (!resume_from_ && (options_.resume || (options_.resume_auto && !skipped.empty()))) {
+    throw Error("no complete checkpoint to resume from", folder.string(),
+                "run without --resume in a new folder to start from the beginning");
+  }
+  if (resume_from_) {
+    const std::string where = resume_from_->path.string();
+    state_ = parse_trainer_json(read_text(resume_from_->path / "trainer.json"), where);
+    check_same_run(state_, setup_, train_data_->fingerprint(), options_.allow_changes, where);
+  }
+  const std::uint64_t needed = io::CheckpointWriter::predicted_bytes(setup_.shape, setup_.format);
+  if (const std::uint64_t free = free_disk_bytes(folder); free < needed) {
+    throw Error(fmt::format("a checkpoint needs {}, the disk has {} free", format_bytes(needed), format_bytes(free)),
+                folder.string(), "free some space or set checkpoint.dir");
+  }
+  io::prune_checkpoints(folder, std::max<int>(1, narrow<int>(setup_.config.checkpoint.keep)));
+}
+
+void Run::allocate() {
+  const int ranks = world_.local_size();
+  comm::RegionLayout layout;
+  layout.add("store", setup_.layout.bytes);
+  layout.add("versions", store::StorePlace::version_bytes(setup_.layout));
+  layout.add("norms", optim::NormTable::bytes(setup_.shape));
+  layout.add("mailboxes", setup_.host.mailboxes);
+  layout.add("asked", sizeof(std::uint32_t));
+  layout.add("pacer", Pacer::shared_bytes(ranks));
+  PlanArea::reserve(layout, "train", setup_.fit.train, ranks);
+  PlanArea::reserve(layout, "save", setup_.train_and_save, ranks);
+  if (setup_.fit.evaluate) PlanArea::reserve(layout, "evaluate", *setup_.fit.evaluate, ranks);
+  region_ = std::make_unique<comm::HostRegion>(world_, layout);
+
+  const store::StorePlace place{region_->bytes("store").data(),
+                                reinterpret_cast<std::uint64_t*>(region_->bytes("versions").data())};
+  store_ = std::make_unique<store::Store>(setup_.shape, setup_.layout, place);
+  norms_ = std::make_unique<optim::NormTable>(setup_.shape, region_->bytes("norms"));
+  arena_ = device_->make_arena(setup_.arena_bytes());
+  parking_.resize(setup_.parking_bytes);
+  machine_.device = device_.get();
+  machine_.arena = arena_.get();
+  machine_.shape = &setup_.shape;
+  machine_.store = store_.get();
+  machine_.parking = parking_;
+  machine_.constants = model::fill_constants(setup_.shape, arena_->at(0, setup_.shape.constant_bytes));  // lowest in every plan
+  machine_.norms = norms_.get();
+  machine_.hyper = setup_.hyper;
+  machine_.grad_clip = setup_.config.train.grad_clip;
+  machine_.seed = setup_.config.train.seed;
+  machine_.observers = options_.observers;
+  machine_.observers.push_back(&times_);
+  machine_.world = world_.size() > 1 ? &world_ : nullptr;
+  machine_.asked = reinterpret_cast<std::atomic<std::uint32_t>*>(region_->bytes("asked").data());
+  if (const config::DeviceConfig& device = setup_.config.device; !device.pace.empty()) {
+    const bool slow = device.pace_slow_rank && *device.pace_slow_rank == world_.rank();
+    pacer_ = std::make_unique<Pacer>(setup_.hardware, world_.local_rank(), ranks, region_->bytes("pacer"), device.pace_jitter,
+                                     device.pace_seed, slow ? 1 / device.pace_slow_factor : 1.0);
+    machine_.pacer = pacer_.get();
+  }
+  const auto bind = [this](const plan::Plan& plan, const char* name, int number) {
+    PlanArea area = PlanArea::of(*region_, name);
+    area.mailboxes = region_->bytes("mailboxes");
+    if (pacer_) pacer_->add_plan(number, plan, setup_.shape);
+    return std::make_unique<Executor>(plan, machine_, area, number);
+  };
+  train_executor_ = bind(setup_.fit.train, "train", 0);
+  saving_executor_ = bind(setup_.train_and_save, "save", 1);
+  if (setup_.fit.evaluate) eval_executor_ = bind(*setup_.fit.evaluate, "evaluate", 2);
+  saver_ = std::make_unique<Saver>(setup_, *store_, world_);
+  if (resume_from_) saver_->loaded(state_.step);
+}
+
+// Initial values are a function of (seed, name, element), so parameters can be filled in any order by any thread of any rank.
+void Run::initialize() {
+  std::vector<std::pair<int, const model::Parameter*>> own;
+  for (int s = 0, next = 0; s < setup_.shape.store_unit_count(); ++s) {
+    if (!store_->has(s)) continue;
+    for (const model::Parameter& p : setup_.shape.store_units[static_cast<std::size_t>(s)].parameters) {
+      if (next++ % world_.local_size() == world_.local_rank()) own.emplace_back(s, &p);
+    }
+  }
+  ThreadPool pool(device_->info().threads);
+  pool.parallel_for(static_cast<std::int64_t>(own.size()), [&](std::int64_t item, int) {
+    const auto& [s, p] = own[static_cast<std::size_t>(item)];
+    float* master = store_->master(s) + p->offset;
+    model::initialize_parameter(setup_.architecture, *p, setup_.config.train.seed, master);
+    if (!setup_.format.separate_master) return;
+    auto* copy = static_cast<std::uint16_t*>(store_->slab(s, store::Plane::compute).data) + p->offset;
+    for (std::uint64_t i = 0; i < p->elements(); ++i) copy[i] = bf16_from_f32_half_up(master[i]);
+  });
+}
+
+void Run::load_start() {
+  const config::Config& c = setup_.config;
+  const bool from_files = resume_from_.has_value() || c.model.init == config::Init::pretrained;
+  if (!from_files) {
+    initialize();
+  } else if (world_.local_rank() == 0) {
+    if (resume_from_) {
+      (void)io::load_checkpoint(*resume_from_, setup_.shape, *store_);
+    } else {
+      io::load_model(c.model.hf, setup_.shape, *store_);
+    }
+  }
+  state_.data_fingerprint = train_data_->fingerprint();
+  if (world_.local_rank() == 0) {
+    for (int s = 0; s < setup_.shape.store_unit_count(); ++s) store_->set_version(s, state_.updates);
+  }
+  summary_.first_step = state_.step;
+  world_.barrier();
+}
+
+}  // namespace spipe::exec
