@@ -1,0 +1,273 @@
+// Schedule invariance over ranks: `rank_matrix cover|full` under mpirun trains tiny models for five steps in every cell of
+// {model} x {schedule, replicas} x {stages} x {micro-batches} x {budget} with the ranks and hosts it was started with, and
+// compares losses, norms, evaluation and final state with one resident rank, bit for bit. Refused cells must have a known
+// reason. Prints a table of what was run; ends with 0 when all of it held.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <set>
+
+#include "covering.h"
+#include "spipe/base/file.h"
+#include "spipe/base/log.h"
+#include "spipe/comm/world.h"
+#include "spipe/io/safetensors.h"
+#include "tests/support/tiny_run.h"
+
+namespace spipe::test {
+namespace {
+
+struct Outcome {
+  std::vector<double> losses, norms;
+  double evaluation = 0;
+  std::map<std::string, std::string> tensors;  // parameters and moments of the last checkpoint
+  bool operator==(const Outcome&) const = default;
+};
+
+class Recorder : public exec::RunListener {
+ public:
+  explicit Recorder(Outcome& outcome) : outcome_(outcome) {}
+  void on_step(const exec::StepRecord& record) override {
+    outcome_.losses.push_back(record.loss);
+    outcome_.norms.push_back(record.grad_norm);
+  }
+  void on_evaluation(std::uint64_t, double loss, std::uint64_t) override { outcome_.evaluation = loss; }
+
+ private:
+  Outcome& outcome_;
+};
+
+// What a cell is made of, by the choices of its row.
+constexpr const char* kSchedules[] = {"spipe",        "mobius",       "1f1b",          "gpipe", "roundpipe",
+                                      "streaming-dp", "spipe data 2", "mobius data 2", "auto"};
+constexpr const char* kModels[] = {"llama", "gpt2",
+                                   "bf16"};  // untied with grouped KV heads; tied, with dropout; the first in bf16
+constexpr const char* kStages[] = {"N/N", "N+1/2N-1", "finest"};
+constexpr const char* kMicroBatches[] = {"M<N", "M=N", "M=2N", "M odd"};
+constexpr const char* kBudgets[] = {"roomy", "tight"};
+const std::vector<std::size_t> kChoices = {std::size(kModels), std::size(kSchedules), std::size(kStages),
+                                           std::size(kMicroBatches), std::size(kBudgets)};
+
+// Why a cell may be impossible.
+constexpr const char* kReasons[] = {"stage on a rank", "cannot share", "is more than the", "runs both passes over",
+                                    "cannot be divided"};
+
+struct Cell {
+  std::string model, schedule, name;
+  int micro_batches = 1, groups = 1, data = 1, forward = 0, backward = 0;
+  bool tight = false;
+};
+
+Cell cell_of(const Row& row, int ranks) {
+  Cell cell;
+  cell.model = kModels[row[0]];
+  cell.schedule = kSchedules[row[1]];
+  if (const auto data = cell.schedule.find(" data"); data != std::string::npos) {
+    cell.data = 2;
+    cell.schedule.resize(data);
+  }
+  constexpr int kUnits = 7;
+  const bool same = cell.schedule == "mobius" || cell.schedule == "1f1b" || cell.schedule == "gpipe";
+  const int pipeline = std::max(1, ranks / cell.data);
+  cell.forward = row[2] == 0 ? pipeline : row[2] == 1 ? pipeline + 1 : kUnits;
+  cell.backward = row[2] == 0 ? pipeline : row[2] == 1 ? std::max(2, 2 * pipeline - 1) : kUnits;
+  if (same) cell.forward = cell.backward;
+  const int m[] = {std::max(1, ranks - 1), ranks, 2 * ranks, 2 * ranks + 1};
+  cell.micro_batches = m[row[3]];
+  cell.groups = cell.schedule == "streaming-dp" ? ranks : cell.data;
+  if (cell.groups == 1 && row[1] % 2 == 1 && cell.micro_batches > 1) cell.groups = 2;
+  cell.tight = row[4] == 1;
+  cell.name = fmt::format("{:6} {:14} {:9} {:6} {}", kModels[row[0]], kSchedules[row[1]], kStages[row[2]],
+                          kMicroBatches[row[3]], kBudgets[row[4]]);
+  return cell;
+}
+
+class Matrix {
+ public:
+  explicit Matrix(comm::World& world) : world_(world) {
+    std::string path;
+    if (world.rank() == 0) {
+      folder_ = std::make_unique<TempFolder>();
+      path = folder_->path().string();
+      for (const char* model : kModels) {
+        std::filesystem::create_directory(folder_->path() / model);
+        TinyRun run;
+        const bool tied = model == std::string("gpt2");
+        run.model_json = tied ? tiny_gpt2_json() : tiny_llama_json();
+        const std::string layers = tied ? "\"n_layer\": 3" : "\"num_hidden_layers\": 3";
+        run.model_json.replace(run.model_json.find(layers) + layers.size() - 1, 1, "5");
+        write_tiny_files(folder_->path() / model, run);
+      }
+    }
+    std::vector<std::byte> bytes(path.size());
+    std::memcpy(bytes.data(), path.data(), path.size());
+    world.broadcast(bytes, 0);
+    path_ = std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  }
+
+  int run(const std::vector<Row>& rows) {
+    for (const Row& row : rows) one(cell_of(row, world_.size()));
+    twin();
+    if (world_.rank() == 0) {
+      fmt::print("{} ranks on {} hosts: {} cells equal, {} refused, {} wrong; {} different plans\n", world_.size(),
+                 world_.hosts(), equal_, refused_, wrong_, plans_.size());
+      for (const auto& [reason, count] : reasons_) fmt::print("  refused {:3}: {}\n", count, reason);
+    }
+    const bool enough = equal_ > 0 && plans_.size() > rows.size() / 8;
+    return wrong_ == 0 && (world_.rank() != 0 || enough) ? 0 : 1;
+  }
+
+ private:
+  std::vector<std::string> settings(const Cell& cell) const {
+    return {"batch.micro=1",
+            "device.threads=1",
+            "train.steps=5",
+            fmt::format("batch.global={}", cell.micro_batches),
+            fmt::format("batch.sum_groups={}", cell.groups),
+            fmt::format("checkpoint.dir={}/runs/{}", path_, number_)};
+  }
+
+  // On all ranks; the outcome is rank 0's.
+  Outcome train(const Cell& cell, std::vector<std::string> more, exec::RunOptions options, comm::World& world) {
+    Outcome outcome;
+    Recorder recorder(outcome);
+    options.handle_signals = false;
+    options.rates = device::DeviceRates{1e11, 1e10, 1e10, 1e9};
+    std::vector<std::string> all = settings(cell);
+    all.insert(all.end(), more.begin(), more.end());
+    if (cell.model == "gpt2") all.emplace_back("model.dropout=0.1");
+    if (cell.model == "bf16") all.emplace_back("train.precision=bf16");
+    const config::Config config = config::load_config(std::filesystem::path(path_) / cell.model / "run.yaml", all);
+    const exec::RunSummary summary = exec::train(config, options, recorder, world);
+    if (world.rank() == 0) {
+      for (const auto& entry : std::filesystem::directory_iterator(summary.checkpoint)) {
+        if (entry.path().extension() != ".safetensors") continue;
+        const io::SafetensorsFile file(entry.path());
+        for (const io::TensorInfo& tensor : file.tensors()) {
+          const auto data = file.data(tensor);
+          outcome.tensors[tensor.name] = std::string(reinterpret_cast<const char*>(data.data()), data.size());
+        }
+      }
+      std::filesystem::remove_all(config.checkpoint.dir);
+      plan_ = summary.plan_hash;
+    }
+    return outcome;
+  }
+
+  const Outcome& reference(const Cell& cell) {
+    const std::string key = fmt::format("{} {} {}", cell.model, cell.micro_batches, cell.groups);
+    auto found = references_.find(key);
+    if (found == references_.end()) {
+      comm::World alone{comm::LaunchFacts{}};
+      found = references_.emplace(key, train(cell, {"parallel.schedule=streaming"}, {}, alone)).first;
+    }
+    return found->second;
+  }
+
+  // The settings of the cell's plan; of a tight one with the smallest budget that works.
+  std::vector<std::string> plan_settings(const Cell& cell) {
+    std::vector<std::string> list = {"parallel.schedule=" + cell.schedule, fmt::format("parallel.data={}", cell.data)};
+    if (cell.schedule != "auto") {
+      list.push_back(fmt::format("parallel.forward_stages={}", cell.forward));
+      list.push_back(fmt::format("parallel.backward_stages={}", cell.backward));
+    }
+    if (!cell.tight) return list;
+    std::vector<std::string> tight = list;
+    tight.emplace_back("device.memory=1");
+    try {
+      (void)train(cell, tight, {}, world_);
+    } catch (const Error& error) {
+      const std::string text = error.what();
+      const auto works = text.find("smallest that works is");
+      if (works == std::string::npos) throw;
+      list.push_back(fmt::format("device.memory={}", std::stoull(text.substr(text.find('(', works) + 1))));
+    }
+    return list;
+  }
+
+  void one(const Cell& cell) {
+    ++number_;
+    try {
+      const Outcome outcome = train(cell, plan_settings(cell), {}, world_);
+      if (world_.rank() != 0) return;
+      const Outcome& expected = reference(cell);
+      plans_.insert(plan_);
+      const bool same = outcome == expected && outcome.losses.size() == 5 && !outcome.tensors.empty();
+      ++(same ? equal_ : wrong_);
+      if (!same)
+        fmt::print("WRONG {} (losses {}, parameters {})\n", cell.name, outcome.losses == expected.losses,
+                   outcome.tensors == expected.tensors);
+    } catch (const Error& error) {
+      refuse(cell, error.what());
+    }
+  }
+
+  void refuse(const Cell& cell, const std::string& text) {
+    if (world_.rank() != 0) return;
+    const auto reason =
+        std::ranges::find_if(kReasons, [&](const char* known) { return text.find(known) != std::string::npos; });
+    if (reason == std::end(kReasons)) {
+      ++wrong_;
+      fmt::print("WRONG {}: refused without a known reason: {}\n", cell.name, text);
+      return;
+    }
+    ++refused_;
+    ++reasons_[*reason];
+  }
+
+  // One ulp in the middle of the model must be noticed.
+  void twin() {
+    ++number_;
+    Cell cell = cell_of({0, 0, 0, 1, 0}, world_.size());
+    exec::RunOptions options;
+    options.after_step = [this](store::Store& store, std::uint64_t done) {
+      world_.barrier();
+      if (done == 2 && store.has(2) && world_.local_rank() == 0) {
+        float* layer = store.master(2);
+        for (int i = 0; i < 32; ++i) layer[i] = std::nextafter(layer[i], 10.0F);
+      }
+      world_.barrier();
+    };
+    const Outcome outcome = train(cell, plan_settings(cell), options, world_);
+    if (world_.rank() != 0) return;
+    const Outcome& expected = reference(cell);
+    const bool noticed =
+        outcome.losses[0] == expected.losses[0] && outcome.losses != expected.losses && outcome.tensors != expected.tensors;
+    if (noticed) return;
+    ++wrong_;
+    fmt::print("WRONG a changed parameter was not noticed\n");
+  }
+
+  comm::World& world_;
+  std::unique_ptr<TempFolder> folder_;
+  std::string path_;
+  std::map<std::string, Outcome> references_;
+  std::uint64_t plan_ = 0;
+  std::set<std::uint64_t> plans_;
+  std::map<std::string, int> reasons_;
+  int number_ = 0, equal_ = 0, refused_ = 0, wrong_ = 0;
+};
+
+int run(int argc, char** argv) {
+  init_logging(LogLevel::error);
+  comm::World world;
+  int code = 1;
+  try {
+    const bool full = argc > 1 && argv[1] == std::string("full");
+    code = Matrix(world).run(full ? whole_product(kChoices) : pairwise_cover(kChoices));
+  } catch (const std::exception& error) {
+    world.fail(error.what(), ExitCode::kInternal);
+  }
+  if (code != 0) world.fail("not all cells held", ExitCode::kInternal);
+  world.finish();
+  return code;
+}
+
+}  // namespace
+}  // namespace spipe::test
+
+int main(int argc, char** argv) { return spipe::test::run(argc, argv); }
