@@ -111,6 +111,9 @@ void fit_pipeline(RunSetup& setup, const device::DeviceRates& rates, bool arena_
   request.input.host_of_rank = setup.job.host_of_rank;
   request.input.micro_batches = setup.micro_batches;
   request.input.sum_groups = narrow<int>(config.batch.sum_groups);
+  request.input.barrier_between_steps = setup.job.barrier_between_steps;
+  request.input.early_updates = setup.job.early_updates;
+  SPIPE_CHECK(!setup.job.early_updates || config.train.grad_clip == 0, "early updates know no norm to clip by");
   setup.hardware = hardware_of(setup, rates);
   request.hardware = setup.hardware;
   request.schedule = config.parallel.schedule;

@@ -81,6 +81,8 @@ Run::Run(const config::Config& config, const RunOptions& options, RunListener& l
 Job Run::agree_on_job() const {
   Job job;
   job.rank = world_.rank();
+  job.barrier_between_steps = options_.barrier_between_steps;
+  job.early_updates = options_.early_updates;
   job.host_of_rank.clear();
   for (int rank = 0; rank < world_.size(); ++rank) job.host_of_rank.push_back(world_.host_of(rank));
   if (world_.size() == 1) return job;

@@ -56,7 +56,7 @@ void TaskRunner::run(const Task& task, Step& step, StreamHandle* handle) {
       update(task, step);
       break;
     case TaskKind::commit:
-      if (verdict(step.run).updated) machine_.store->set_version(task.unit, verdict(step.run).version_before + 1);
+      if (updates(step)) machine_.store->set_version(task.unit, version(step) + 1);
       break;
     case TaskKind::save:
       if (step.request.save_unit) step.request.save_unit(task.unit);
@@ -73,6 +73,9 @@ std::uint64_t TaskRunner::version(const Step& step) const {
   const Verdict& before = verdict(step.run - 1);
   return before.version_before + (before.updated ? 1 : 0);
 }
+
+// Early updates do not wait for the verdict.
+bool TaskRunner::updates(const Step& step) const { return plan_.options.early_updates || verdict(step.run).updated; }
 
 void TaskRunner::check_version(const Task& task, int unit, const Step& step) const {
   SPIPE_CHECK(machine_.store->version(unit) == version(step),
@@ -228,12 +231,12 @@ void TaskRunner::decide(const BoundTask& bound, Step& step) {
 }
 
 void TaskRunner::update(const Task& task, Step& step) {
-  const Verdict& decided = verdict(step.run);
-  if (!decided.updated) return;
+  if (!updates(step)) return;
+  const std::uint64_t before = version(step);
   optim::UpdateScalars scalars;
-  scalars.lr = step.request.lr(decided.version_before);
-  scalars.grad_scale = decided.clip;
-  scalars.t = static_cast<std::int64_t>(decided.version_before) + 1;
+  scalars.lr = step.request.lr(before);
+  scalars.grad_scale = plan_.options.early_updates ? 1 : verdict(step.run).clip;
+  scalars.t = static_cast<std::int64_t>(before) + 1;
   optim::update_unit(machine_.device->host_ops(), store_unit(task.unit), *machine_.store, task.unit, machine_.hyper, scalars,
                      &step.nonfinite_master);
 }

@@ -32,6 +32,7 @@ class TaskRunner {
     return machine_.shape->store_units[static_cast<std::size_t>(unit)];
   }
   [[nodiscard]] std::uint64_t version(const Step& step) const;
+  [[nodiscard]] bool updates(const Step& step) const;
   void check_version(const plan::Task& task, int unit, const Step& step) const;
   void fetch(const plan::Task& task, BoundTask& bound, const Step& step);
   void compute(const plan::Task& task, BoundTask& bound, Step& step, StreamHandle* handle);

@@ -178,7 +178,7 @@ void Run::raise_signals() {
 // Whether the step after `steps_done` others may begin while the last of them still runs: nothing has to happen between.
 bool Run::may_begin_early(std::uint64_t steps_done) const {
   return current_ == train_executor_.get() && steps_done < total_steps() && pending_ == 0 && !options_.after_step &&
-         !save_due(steps_done) && !evaluation_due(steps_done) && !stop_due(steps_done);
+         !setup_.job.barrier_between_steps && !save_due(steps_done) && !evaluation_due(steps_done) && !stop_due(steps_done);
 }
 
 void Run::between_steps() {
@@ -209,6 +209,7 @@ void Run::train_steps() {
     }
     if (may_begin_early(state_.step + 1)) begin_step(*current_, request_of(state_.step + 1));
     finish_step();
+    if (setup_.job.barrier_between_steps) world_.barrier();
     if (saving) saver_->end();
     report_save(false);
     if (on_the_way_.empty()) between_steps();

@@ -25,6 +25,9 @@ struct Job {
   // What the host with the least can give its ranks, where it was agreed on beforehand; empty: what this host has.
   std::optional<std::uint64_t> host_memory;
   std::string host_memory_source;
+  // Measurements of published methods: all ranks end a step before the next begins; updates wait for no norm (no clipping
+  // then).
+  bool barrier_between_steps = false, early_updates = false;
   [[nodiscard]] int ranks() const { return static_cast<int>(host_of_rank.size()); }
   [[nodiscard]] int hosts() const;
   [[nodiscard]] int host() const { return host_of_rank[static_cast<std::size_t>(rank)]; }

@@ -62,6 +62,8 @@ struct RunOptions {
   bool handle_signals = true;
   std::vector<plan::TaskObserver*> observers;
   std::optional<device::DeviceRates> rates;  // instead of measuring (they choose between plans of equal bits)
+  // Measurements of published methods (Job).
+  bool barrier_between_steps = false, early_updates = false;
   // Tests.
   std::optional<std::uint64_t> stop_after;  // behave as if asked to save and stop after this many steps of the run
   std::function<void(store::Store&, std::uint64_t steps_done)> after_step;  // with the engine at rest
