@@ -108,6 +108,13 @@ void print_end(const config::Config& config, const exec::RunSummary& summary, co
                summary.eval_loss ? fmt::format(", held-out loss {:.4f}", *summary.eval_loss) : "",
                format_duration(summary.seconds));
   }
+  if (summary.pace) {
+    const double overruns =
+        static_cast<double>(summary.pace->overruns) / static_cast<double>(std::max<std::uint64_t>(1, summary.pace->tasks));
+    fmt::print("  paced       {:.2f} % of the tasks took longer than modelled{}; real computing was {:.1f} % of the modelled\n",
+               100 * overruns, overruns > 0.01 ? " (more than 1 %: times are VOID as a measurement)" : "",
+               100 * summary.pace->real_seconds / std::max(1e-9, summary.pace->paced_seconds));
+  }
   fmt::print("  checkpoint  {}\n", summary.checkpoint.string());
   if (config.log.jsonl) fmt::print("  metrics     {}/metrics.jsonl\n", dir);
   if (summary.code != ExitCode::kOk) fmt::print("  go on       spipe-train {} --resume\n", file);

@@ -42,6 +42,7 @@ class Run {
   void between_steps();
   void raise_signals();
   void evaluate();
+  [[nodiscard]] Pacer::Account pace_of_all() const;
   void save_whole();
   void report_save(bool wait);
   [[nodiscard]] bool leads() const { return world_.rank() == 0; }

@@ -73,6 +73,20 @@ Job job_of(const config::Config& config, const std::optional<Job>& given) {
   return *given;
 }
 
+void check_pace(const RunSetup& setup) {
+  const config::DeviceConfig& device = setup.config.device;
+  if (device.pace.empty()) return;
+  if (setup.job.hosts() > 1) {
+    throw Error(fmt::format("device.pace slows down the ranks of one host, this job has {}", setup.job.hosts()),
+                setup.config.file.string(), "messages between hosts are not paced: measure on one host");
+  }
+  if (device.pace_slow_rank && *device.pace_slow_rank >= setup.job.ranks()) {
+    throw Error(fmt::format("device.pace_slow_rank is {}, but the job's ranks are 0 to {}", *device.pace_slow_rank,
+                            setup.job.ranks() - 1),
+                setup.config.file.string());
+  }
+}
+
 void sum_host_bytes(RunSetup& setup) {
   const auto ranks = static_cast<std::uint64_t>(setup.job.ranks_of_host(setup.job.host()));
   setup.host.store = setup.layout.bytes;
@@ -163,6 +177,7 @@ RunSetup prepare_run(const config::Config& config, const device::DeviceInfo& inf
   setup.hyper = {config.optimizer.beta1, config.optimizer.beta2, config.optimizer.eps, config.optimizer.weight_decay};
   setup.numerics = make_numerics(setup, info);
 
+  check_pace(setup);
   set_host_limit(setup);
   const bool arena_on_host = info.backend == "cpu";
   const std::string& schedule = config.parallel.schedule;

@@ -3,6 +3,8 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cstring>
+#include <span>
 
 #include "run.h"
 #include "signals.h"
@@ -56,6 +58,7 @@ void Run::begin_step(Executor& executor, StepRequest request) {
 
 void Run::finish_step() {
   const StepResult result = current_->finish();
+  if (setup_.job.barrier_between_steps) world_.barrier();
   const StepRequest request = on_the_way_.front();
   on_the_way_.erase(on_the_way_.begin());
   pending_ |= result.verdict.asked;
@@ -209,11 +212,26 @@ void Run::train_steps() {
     }
     if (may_begin_early(state_.step + 1)) begin_step(*current_, request_of(state_.step + 1));
     finish_step();
-    if (setup_.job.barrier_between_steps) world_.barrier();
     if (saving) saver_->end();
     report_save(false);
     if (on_the_way_.empty()) between_steps();
   }
+}
+
+Pacer::Account Run::pace_of_all() const {
+  const Pacer::Account own = pacer_->account();
+  Pacer::Account all;
+  for (const auto& bytes : world_.all_gather(std::as_bytes(std::span(&own, 1)))) {
+    Pacer::Account account;
+    std::memcpy(&account, bytes.data(), sizeof(account));
+    all.tasks += account.tasks;
+    all.overruns += account.overruns;
+    all.real_seconds += account.real_seconds;
+    all.paced_seconds += account.paced_seconds;
+    all.late_seconds += account.late_seconds;
+    all.worst_overrun_seconds = std::max(all.worst_overrun_seconds, account.worst_overrun_seconds);
+  }
+  return all;
 }
 
 RunSummary Run::operator()() {
@@ -237,7 +255,7 @@ RunSummary Run::operator()() {
     if (eval_executor_) evaluate();
   }
   report_save(true);
-  if (pacer_) summary_.pace = pacer_->account();
+  if (pacer_) summary_.pace = pace_of_all();
   summary_.steps_done = state_.step;
   summary_.tokens = state_.tokens;
   summary_.skipped_steps = state_.skipped;

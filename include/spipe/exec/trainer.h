@@ -37,7 +37,7 @@ struct RunSummary {
   std::optional<double> eval_loss;
   std::filesystem::path checkpoint;  // the newest one
   std::uint64_t plan_hash = 0;
-  std::optional<Pacer::Account> pace;  // of this rank, with device.pace
+  std::optional<Pacer::Account> pace;  // of all ranks together, with device.pace
 };
 
 // How a run reports; called on the thread of train(), on rank 0 only. All empty by default.
