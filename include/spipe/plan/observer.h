@@ -8,7 +8,7 @@
 namespace spipe::plan {
 
 // Called on a stream's thread at the end of every task. Times are nanoseconds of the steady clock; `step` is the run's global
-// step, 0-based. Must be thread safe and quick.
+// step, 0-based, or the largest number for an evaluation (kNoStep in plan/timeline.h). Must be thread safe and quick.
 class TaskObserver {
  public:
   virtual ~TaskObserver() = default;

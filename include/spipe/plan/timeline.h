@@ -1,9 +1,12 @@
-// Timelines of simulated and of real steps, in the same two formats: Chrome/Perfetto JSON, and one HTML page with inline SVG
-// that needs nothing else.
+// Timelines of simulated and of real steps, in the same two formats: Chrome/Perfetto JSON, and HTML with inline SVG that needs
+// nothing else.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "spipe/plan/plan.h"
@@ -11,7 +14,9 @@
 
 namespace spipe::plan {
 
-// One run of one task. Times in seconds from any origin that all slices share.
+inline constexpr std::int64_t kNoStep = -1;  // of slices that belong to no training step: an evaluation
+
+// One run of one task. Times in seconds from any origin that all slices share; steps count from 0.
 struct TimelineSlice {
   std::uint32_t task = 0;
   TaskKind kind = TaskKind::forward;
@@ -25,15 +30,31 @@ struct TimelineSlice {
 
 [[nodiscard]] TimelineSlice slice_of(const Task& task, double begin, double end, std::int64_t step = 0);
 [[nodiscard]] std::vector<TimelineSlice> slices_of(const Plan& plan, const Simulation& simulation);
+[[nodiscard]] std::string slice_name(const TimelineSlice& slice);  // "recompute u3 m1"
 
-// chrome://tracing and ui.perfetto.dev: one process a rank, one thread a stream, microseconds.
-[[nodiscard]] std::string chrome_trace(const std::vector<TimelineSlice>& slices);
+// chrome://tracing and ui.perfetto.dev (docs/formats.md): one process a rank, one thread a stream, and more where its tasks
+// overlap; in order of begin, whole nanoseconds from the first. `left_out`: tasks that should be there; the file says so.
+[[nodiscard]] std::string chrome_trace(std::vector<TimelineSlice> slices, std::uint64_t left_out = 0);
+
+// From the first to the last task on any rank's compute stream: what is idle in it is the bubble. Of one step, or of all
+// slices; (0, 0) without such tasks.
+[[nodiscard]] std::pair<double, double> computing_of(const std::vector<TimelineSlice>& slices,
+                                                     std::optional<std::int64_t> step);
+// Slices as disjoint intervals in order of begin: tasks of a stream may overlap.
+[[nodiscard]] std::vector<std::pair<double, double>> busy_intervals(const std::vector<const TimelineSlice*>& slices);
+
+// Legend and drawing, to be put into a page: ranks x streams over time, coloured by kind; bubbles are hatched. Every slice says
+// what it is when pointed at. Neighbours too narrow to be told apart are drawn as one. With a step: the time from its first
+// begin to its last end, other steps' slices in it pale. Wide drawings scroll and can be widened.
+[[nodiscard]] std::string timeline_figure(const std::vector<TimelineSlice>& slices, std::optional<std::int64_t> step);
+[[nodiscard]] std::string html_escaped(std::string_view text);
+// A whole page in the figure's style; `body` is HTML.
+[[nodiscard]] std::string html_page(std::string_view title, std::string_view body);
 
 struct TimelineText {
   std::string title, summary;  // plain text
 };
-// Ranks x streams over time, coloured by kind; idle compute stays visible as background. Every slice says what it is when
-// pointed at. Neighbours too narrow to be told apart are drawn as one.
+// Title, summary and the figure of all slices.
 [[nodiscard]] std::string timeline_html(const std::vector<TimelineSlice>& slices, const TimelineText& text);
 
 }  // namespace spipe::plan
