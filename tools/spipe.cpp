@@ -1,10 +1,11 @@
-// spipe: the tools around a run. Subcommands: plan, tokenize.
+// spipe: the tools around a run. Subcommands: plan, report, tokenize.
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
 
 #include "plan_hardware.h"
+#include "report_command.h"
 #include "spipe/base/error.h"
 #include "spipe/base/log.h"
 #include "spipe/base/units.h"
@@ -60,12 +61,13 @@ void run_tokenize(const data::TokenizeOptions& options) {
 }
 
 int run(int argc, char** argv) {
-  CLI::App app{"spipe: plans, token files and other things around spipe-train.", "spipe"};
+  CLI::App app{"spipe: plans, reports, token files and other things around spipe-train.", "spipe"};
   app.footer(
       "Examples:\n"
       "  spipe plan run.yaml                      memory and plan of a run, verified, without running it\n"
       "  spipe plan run.yaml --dump               every task with its waits, buffers and offsets\n"
       "  spipe plan run.yaml --hardware configs/hardware/v100x4.yaml --timeline step.html\n"
+      "  spipe report runs/mine                   an HTML page of a run with log.trace: true\n"
       "  spipe tokenize --input a.jsonl b.txt --output train.bin --held-out heldout.bin --hold-out-fraction 0.05");
   app.require_subcommand(1);
   app.set_version_flag("--version", fmt::format("spipe {} ({}), {}", version(), git_commit(), build_text()));
@@ -98,6 +100,9 @@ int run(int argc, char** argv) {
   plan_command->add_option("--trace", hw.trace, "write the simulated step for chrome://tracing or ui.perfetto.dev")
       ->needs(hardware);
 
+  ReportFlags report;
+  const CLI::App* report_command = add_report_command(app, report);
+
   data::TokenizeOptions tokenize;
   CLI::App* tokenize_command = app.add_subcommand("tokenize", "turn text or JSONL into a token file (byte tokenizer)");
   tokenize_command->add_option("--input", tokenize.inputs, "text files, or .jsonl with one {\"text\": ...} a line")->required();
@@ -117,6 +122,7 @@ int run(int argc, char** argv) {
   }
   init_logging(LogLevel::info);
   if (plan_command->parsed()) run_plan(plan);
+  if (report_command->parsed()) run_report(report);
   if (tokenize_command->parsed()) {
     tokenize.end_of_document = !no_end;
     if ((tokenize.hold_out > 0) != !tokenize.hold_out_output.empty()) {

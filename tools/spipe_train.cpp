@@ -26,7 +26,8 @@ class Console : public exec::RunListener {
  public:
   void on_setup(const exec::RunSetup& setup, const device::DeviceInfo& info, const device::DeviceRates& rates,
                 std::uint64_t resume_step) override {
-    fmt::print("{}{}\n{}\n{}", device_text(info, rates), model_table(setup), memory_table(setup), plan_text(setup));
+    fmt::print("{}{}{}\n{}\n{}", device_text(info, rates), ranks_text(setup), model_table(setup), memory_table(setup),
+               plan_text(setup));
     if (resume_step > 0) fmt::print("resuming after step {}\n", resume_step);
     std::fflush(stdout);
     const config::Config& c = setup.config;

@@ -1,11 +1,13 @@
 #include "startup_tables.h"
 
 #include <fmt/core.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstdio>
 
 #include "spipe/base/error.h"
+#include "spipe/base/host.h"
 #include "spipe/base/units.h"
 #include "spipe/report/report.h"
 
@@ -85,6 +87,18 @@ std::string plan_text(const exec::RunSetup& setup) {
   if (!setup.fit.reason.empty()) text += setup.fit.reason + "\n";
   if (setup.pipeline()) text += trial_table(setup.trials);
   return text;
+}
+
+std::string ranks_text(const exec::RunSetup& setup) {
+  const exec::Job& job = setup.job;
+  if (job.ranks() == 1) return "";
+  std::string text = fmt::format("{} ranks on {} host{}", job.ranks(), job.hosts(), job.hosts() == 1 ? "" : "s");
+  const auto& threads = job.threads_of_rank;
+  if (threads.empty()) return text + "\n";
+  const auto [least, most] = std::minmax_element(threads.begin(), threads.end());
+  text += *least == *most ? fmt::format(", {} thread{} each", *most, *most == 1 ? "" : "s")
+                          : fmt::format(", threads by rank {}", fmt::join(threads, " "));
+  return text + fmt::format("; {} processors here\n", usable_cpus());
 }
 
 std::string device_text(const device::DeviceInfo& info, const device::DeviceRates& rates) {

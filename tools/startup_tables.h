@@ -15,6 +15,8 @@ namespace spipe::tools {
 inline constexpr std::size_t kRunnersUp = 7;
 [[nodiscard]] std::string trial_table(const std::vector<plan::Trial>& trials);
 [[nodiscard]] std::string plan_text(const exec::RunSetup& setup);
+// Ranks, hosts and threads of a job of several ranks, as one line; else nothing.
+[[nodiscard]] std::string ranks_text(const exec::RunSetup& setup);
 [[nodiscard]] std::string device_text(const device::DeviceInfo& info, const device::DeviceRates& rates);
 
 // What to do after CLI11's exception: prints help or version for those, else one line on stderr; returns the exit code.

@@ -85,6 +85,11 @@ Job Run::agree_on_job() const {
   job.early_updates = options_.early_updates;
   job.host_of_rank.clear();
   for (int rank = 0; rank < world_.size(); ++rank) job.host_of_rank.push_back(world_.host_of(rank));
+  const int threads = device_->info().threads;
+  for (const auto& bytes : world_.all_gather(std::as_bytes(std::span(&threads, 1)))) {
+    job.threads_of_rank.push_back(0);
+    std::memcpy(&job.threads_of_rank.back(), bytes.data(), sizeof(int));
+  }
   if (world_.size() == 1) return job;
   const HostMemory own = host_memory();
   job.host_memory = own.available;

@@ -56,15 +56,6 @@ std::string time_text(double seconds) {
   return std::abs(seconds) < 1 ? fmt::format("{:.4g} ms", 1e3 * seconds) : fmt::format("{:.5g} s", seconds);
 }
 
-// The round step (1, 2 or 5 times a power of ten) that is at least `seconds`.
-double round_step(double seconds) {
-  const double power = std::pow(10.0, std::floor(std::log10(seconds)));
-  for (const double factor : {1.0, 2.0, 5.0}) {
-    if (factor * power >= seconds * (1 - 1e-9)) return factor * power;
-  }
-  return 10 * power;
-}
-
 class Figure {
  public:
   Figure(const std::vector<TimelineSlice>& slices, std::optional<std::int64_t> step)
@@ -167,7 +158,7 @@ class Figure {
     std::string text;
     std::set<std::int64_t> drawn;  // thousandths of a per cent
     for (const auto& [count, look] : {std::pair{8, "g"}, std::pair{32, "g g4"}, std::pair{128, "g g16"}}) {
-      const double step = round_step(seconds_ / count);
+      const double step = round_tick(seconds_ / count);
       for (int i = 0; i * step <= seconds_ * (1 + 1e-9); ++i) {
         if (!drawn.insert(std::llround(1e5 * i * step / seconds_)).second) continue;
         const double x = x_of(origin_ + i * step);
@@ -231,10 +222,23 @@ constexpr const char* kStyle =
     ".wide{margin-right:.9em}.legend{margin:.5em 0}.legend span{display:inline-block;margin-right:1em}"
     ".legend i{display:inline-block;width:1.1em;height:.8em;margin-right:.35em}"
     ".legend .idle{background:repeating-linear-gradient(45deg,#e7a3a3 0 1.4px,#fbe3e3 1.4px 5px)}"
+    "table{border-collapse:collapse;font-variant-numeric:tabular-nums}th,td{padding:.15em "
+    ".8em;text-align:right;white-space:nowrap}"
+    "th{border-bottom:1px solid #999}tr:nth-child(odd) td{background:#f6f6f6}.note{color:#555;max-width:60em}"
+    ".curves{display:flex;flex-wrap:wrap;gap:.5em 1.5em}.curve{flex:1 1 320px;max-width:640px;min-width:0}"
+    ".curve .first{font-weight:600}.line{fill:none;stroke:#2f7fc1;stroke-width:1.5}.dot{fill:#c2304e}"
     "@media print{@page{size:landscape;margin:10mm}body{margin:0}.time,#w4:checked~.figure .time,#w16:checked~.figure "
     ".time{min-width:0;width:100%}.scroll{overflow:visible}.choice,.wide{display:none}.figure{break-inside:avoid}}";
 
 }  // namespace
+
+double round_tick(double least) {
+  const double power = std::pow(10.0, std::floor(std::log10(least)));
+  for (const double factor : {1.0, 2.0, 5.0}) {
+    if (factor * power >= least * (1 - 1e-9)) return factor * power;
+  }
+  return 10 * power;
+}
 
 std::string html_escaped(std::string_view text) {
   std::string out;

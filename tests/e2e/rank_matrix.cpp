@@ -1,7 +1,8 @@
-// Schedule invariance over ranks: `rank_matrix cover|full` under mpirun trains tiny models for five steps in every cell of
-// {model} x {schedule, replicas} x {stages} x {micro-batches} x {budget} with the ranks and hosts it was started with, and
-// compares losses, norms, evaluation and final state with one resident rank, bit for bit. Refused cells must have a known
-// reason. Prints a table of what was run; ends with 0 when all of it held.
+// Schedule invariance over ranks: `rank_matrix cover|full|random` under mpirun trains tiny models for five steps in every cell
+// of {model} x {schedule, replicas} x {stages} x {micro-batches} x {budget} (all, a pairwise cover, or any stage counts and
+// numbers of micro-batches) with the ranks and hosts it was started with, and compares losses, norms, evaluation and final
+// state with one resident rank, bit for bit. Refused cells must have a known reason. Prints a table of what was run; ends with
+// 0 when all of it held.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 #include "covering.h"
 #include "spipe/base/file.h"
 #include "spipe/base/log.h"
+#include "spipe/base/random.h"
 #include "spipe/comm/world.h"
 #include "spipe/io/safetensors.h"
 #include "tests/support/tiny_run.h"
@@ -86,6 +88,28 @@ Cell cell_of(const Row& row, int ranks) {
   return cell;
 }
 
+// Any counts: what a verified plan says, the executor runs to its end.
+std::vector<Cell> random_cells(int count, int ranks, std::uint64_t seed) {
+  std::vector<Cell> cells;
+  for (int i = 0; i < count; ++i) {
+    auto roll = [&, next = std::uint64_t{0}](int low, int high) mutable {
+      const float u = uniform_at(make_key(seed, 99), static_cast<std::uint64_t>(i), next++);
+      return low + static_cast<int>(u * static_cast<float>(high - low + 1));
+    };
+    Row row;
+    for (const std::size_t choices : kChoices) row.push_back(static_cast<std::size_t>(roll(0, static_cast<int>(choices) - 1)));
+    Cell cell = cell_of(row, ranks);
+    cell.backward = roll(1, 7);
+    cell.forward = roll(1, 7);
+    if (cell.schedule == "mobius" || cell.schedule == "1f1b") cell.forward = cell.backward;
+    if (cell.schedule == "gpipe") cell.forward = cell.backward = roll(1, std::min(7, ranks));
+    cell.micro_batches = roll(cell.groups, 11);
+    cell.name += fmt::format(", now {}/{} stages, {} micro-batches", cell.forward, cell.backward, cell.micro_batches);
+    cells.push_back(cell);
+  }
+  return cells;
+}
+
 class Matrix {
  public:
   explicit Matrix(comm::World& world) : world_(world) {
@@ -109,15 +133,15 @@ class Matrix {
     path_ = std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   }
 
-  int run(const std::vector<Row>& rows) {
-    for (const Row& row : rows) one(cell_of(row, world_.size()));
+  int run(const std::vector<Cell>& cells) {
+    for (const Cell& cell : cells) one(cell);
     twin();
     if (world_.rank() == 0) {
       fmt::print("{} ranks on {} hosts: {} cells equal, {} refused, {} wrong; {} different plans\n", world_.size(),
                  world_.hosts(), equal_, refused_, wrong_, plans_.size());
       for (const auto& [reason, count] : reasons_) fmt::print("  refused {:3}: {}\n", count, reason);
     }
-    const bool enough = equal_ > 0 && plans_.size() > rows.size() / 8;
+    const bool enough = equal_ > 0 && plans_.size() > cells.size() / 8;
     return wrong_ == 0 && (world_.rank() != 0 || enough) ? 0 : 1;
   }
 
@@ -257,8 +281,13 @@ int run(int argc, char** argv) {
   comm::World world;
   int code = 1;
   try {
-    const bool full = argc > 1 && argv[1] == std::string("full");
-    code = Matrix(world).run(full ? whole_product(kChoices) : pairwise_cover(kChoices));
+    const std::string set = argc > 1 ? argv[1] : "cover";
+    std::vector<Cell> cells;
+    if (set == "random") cells = random_cells(argc > 2 ? std::atoi(argv[2]) : 40, world.size(), 20261201);
+    for (const Row& row : set == "full" ? whole_product(kChoices) : pairwise_cover(kChoices)) {
+      if (set != "random") cells.push_back(cell_of(row, world.size()));
+    }
+    code = Matrix(world).run(cells);
   } catch (const std::exception& error) {
     world.fail(error.what(), ExitCode::kInternal);
   }

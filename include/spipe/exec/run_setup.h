@@ -22,6 +22,7 @@ namespace spipe::exec {
 struct Job {
   int rank = 0;
   std::vector<int> host_of_rank = {0};
+  std::vector<int> threads_of_rank;  // compute threads; empty: not known
   // What the host with the least can give its ranks, where it was agreed on beforehand; empty: what this host has.
   std::optional<std::uint64_t> host_memory;
   std::string host_memory_source;

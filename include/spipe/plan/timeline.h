@@ -47,6 +47,8 @@ struct TimelineSlice {
 // what it is when pointed at. Neighbours too narrow to be told apart are drawn as one. With a step: the time from its first
 // begin to its last end, other steps' slices in it pale. Wide drawings scroll and can be widened.
 [[nodiscard]] std::string timeline_figure(const std::vector<TimelineSlice>& slices, std::optional<std::int64_t> step);
+// The least of 1, 2 and 5 times a power of ten that is at least `least` (above 0): between two ticks of an axis.
+[[nodiscard]] double round_tick(double least);
 [[nodiscard]] std::string html_escaped(std::string_view text);
 // A whole page in the figure's style; `body` is HTML.
 [[nodiscard]] std::string html_page(std::string_view title, std::string_view body);

@@ -1,0 +1,54 @@
+// The report of a run as one HTML page: curves from metrics.jsonl, and a step of the trace, drawn and counted.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "spipe/plan/plan.h"
+#include "spipe/report/trace.h"
+
+namespace spipe::report {
+
+// Of one step; seconds and bytes.
+struct RankSummary {
+  std::array<double, plan::kStreamCount> busy{};  // time in which the stream ran a task of the step
+  double bubble = 0;                              // of the time in StepSummary::computing, in which the rank computed nothing
+  std::uint64_t to_device = 0, from_device = 0, network = 0;  // over the link, in both its directions; pushed to other hosts
+};
+struct StepSummary {
+  std::int64_t step = 0;  // from 0
+  std::optional<double>
+      step_seconds;      // between its first computation and a neighbour's; the shorter: evaluations take time too
+  double span = 0;       // from the first begin to the last end of a task
+  double computing = 0;  // from the first to the last computation of any rank
+  double bubble = 0;     // of `computing`, over all ranks; work for other steps in the trace is not idle
+  std::map<int, RankSummary> ranks;
+};
+// Steps that trained and in which every rank of the trace has tasks, ascending.
+[[nodiscard]] std::vector<std::int64_t> whole_steps(const Trace& trace);
+[[nodiscard]] StepSummary summarise(const Trace& trace, std::int64_t step);
+// "262 ms a step, ..., bubble 44.2 %"
+[[nodiscard]] std::string summary_line(const StepSummary& summary);
+// Heading, a row a rank, and one of all; streams and directions that nobody used are left out. For table() and for pages.
+[[nodiscard]] std::vector<std::vector<std::string>> summary_rows(const StepSummary& summary);
+
+struct MetricPoint {
+  std::uint64_t step = 0;                               // from 1
+  std::optional<double> loss, eval_loss, tokens_per_s;  // nothing: absent, or not finite
+};
+// Lines of a metrics.jsonl. A last line that is torn (a job that was killed, or writes it now) is passed over; other lines that
+// are no metrics are errors that name file and line.
+[[nodiscard]] std::vector<MetricPoint> read_metrics(const std::filesystem::path& file);
+// Loss (and held-out loss) and throughput over steps, as HTML; empty with fewer than two points to draw.
+[[nodiscard]] std::string metric_curves(const std::vector<MetricPoint>& points);
+
+// One page that needs no other file: curves (where there are metrics), summary, timeline and table of a step.
+[[nodiscard]] std::string report_page(const std::string& title, const Trace& trace, std::int64_t step,
+                                      const std::vector<MetricPoint>& metrics);
+
+}  // namespace spipe::report
