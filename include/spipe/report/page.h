@@ -22,8 +22,8 @@ struct RankSummary {
 };
 struct StepSummary {
   std::int64_t step = 0;  // from 0
-  std::optional<double>
-      step_seconds;      // between its first computation and a neighbour's; the shorter: evaluations take time too
+  // Between its first computation and a neighbour's; the shorter, as an evaluation may lie between.
+  std::optional<double> step_seconds;
   double span = 0;       // from the first begin to the last end of a task
   double computing = 0;  // from the first to the last computation of any rank
   double bubble = 0;     // of `computing`, over all ranks; work for other steps in the trace is not idle
