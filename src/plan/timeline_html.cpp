@@ -15,8 +15,10 @@ namespace spipe::plan {
 namespace {
 
 constexpr double kTop = 18, kComputeRow = 22, kRow = 12, kRankGap = 12;  // pixels
-constexpr double kNarrow = 0.012;                                        // per cent: below, neighbours are drawn as one
-constexpr double kThinnest = 0.03;                                       // per cent: tasks without length can be seen too
+// Per cent of the width.
+constexpr double kNarrow = 0.012;              // below, neighbours are drawn as one
+constexpr double kThinnest = 0.03;             // tasks without length can be seen too
+constexpr double kDense = 0.4, kPixel = 0.12;  // slices below kDense reach a pixel under the next one
 
 const char* colour_of(const TimelineSlice& slice) {
   switch (slice.kind) {
@@ -119,6 +121,7 @@ class Figure {
     fmt::format_to(std::back_inserter(bars_), "<rect width=\"100%\" y=\"{:.1f}\" height=\"{:.1f}\" class=\"row\"/>\n", y,
                    height - 1);
     if (stream == StreamKind::compute) draw_bubbles(list, y, height);
+    const std::vector<double> run_ends = run_ends_of(list);
     for (std::size_t i = 0; i < list.size();) {
       const TimelineSlice& slice = *list[i];
       double end = slice.end;
@@ -129,12 +132,27 @@ class Figure {
         end = std::max(end, list[next++]->end);
       }
       const std::string more = next - i > 1 ? fmt::format(" and {} more", next - i - 1) : "";
-      rectangle(slice.begin, end, y, height - 1,
+      const bool dense = x_of(end) - x_of(slice.begin) < kDense && !other(slice);
+      const double drawn = dense ? std::max(end, std::min(run_ends[i], end + seconds_ * kPixel / 100)) : end;
+      rectangle(slice.begin, drawn, y, height - 1,
                 fmt::format("fill=\"{}\"{}", colour_of(slice), other(slice) ? " class=\"pale\"" : ""),
                 fmt::format("{}{}{}, stage {}: {} to {} ({})", slice_name(slice), more, step_text(slice), slice.stage,
                             time_text(slice.begin - origin_), time_text(end - origin_), time_text(end - slice.begin)));
       i = next;
     }
+  }
+
+  // Where the uninterrupted run of slices ends that a slice belongs to. Two edges that share a pixel would let the background
+  // shine through, and make busy streams look idle: inside a run, slices are drawn up to under the next one.
+  [[nodiscard]] std::vector<double> run_ends_of(const std::vector<const TimelineSlice*>& list) const {
+    std::vector<double> ends(list.size());
+    for (std::size_t i = list.size(); i-- > 0;) {
+      ends[i] = list[i]->end;
+      const bool goes_on =
+          i + 1 < list.size() && !other(*list[i + 1]) && x_of(list[i + 1]->begin) - x_of(list[i]->end) < kNarrow / 4;
+      if (goes_on) ends[i] = std::max(ends[i], ends[i + 1]);
+    }
+    return ends;
   }
 
   void draw_bubbles(const std::vector<const TimelineSlice*>& list, double y, double height) {
@@ -165,7 +183,7 @@ class Figure {
         fmt::format_to(std::back_inserter(text),
                        "<g class=\"{0}\"><line x1=\"{1:.3f}%\" x2=\"{1:.3f}%\" y1=\"14\" y2=\"{2:.1f}\"/>"
                        "<text x=\"{1:.3f}%\" y=\"10\" text-anchor=\"{3}\">{4}</text></g>\n",
-                       look, x, bottom, x < 1 ? "start" : (x > 97 ? "end" : "middle"), time_text(i * step));
+                       look, x, bottom, x < 1 ? "start" : (x > 97 ? "end" : "middle"), i == 0 ? "0" : time_text(i * step));
       }
     }
     return text;
