@@ -54,9 +54,10 @@ CLI::App* add_report_command(CLI::App& app, ReportFlags& flags) {
   CLI::App* command = app.add_subcommand("report", "make an HTML page of a run: its curves, and a step's timeline");
   command->footer(
       "Examples:\n"
-      "  spipe-train run.yaml --set log.trace=true && spipe report runs/mine      writes runs/mine/report.html\n"
+      "  spipe-train run.yaml --set log.trace=true    a run that writes a trace, into runs/mine\n"
+      "  spipe report runs/mine                       writes runs/mine/report.html\n"
       "  spipe report runs/mine --step 3 --output step3.html\n"
-      "  spipe report step.json                   a trace of spipe plan --trace");
+      "  spipe report step.json                       a trace of spipe plan --trace");
   command->add_option("run", flags.run, "the run's folder (checkpoint.dir), or a trace file")->required();
   command->add_option("--output", flags.output, "the page to write; not given: report.html in the folder");
   command->add_option("--step", flags.step, "the step to draw; not given: the last whole one of the trace")

@@ -164,6 +164,15 @@ TEST_CASE("a bounded trace keeps whole steps, and says what it left out") {
   CHECK_THAT(written(Trace(all.slices)).dump(), !Contains("left out"));
 }
 
+TEST_CASE("tasks of an evaluation belong to no step") {
+  TraceWriter trace;
+  trace.on_task(kForward, 0, 1, static_cast<std::uint64_t>(plan::kNoStep));
+  const Trace all = merged({&trace});
+  REQUIRE(all.slices.size() == 1);
+  CHECK(all.slices[0].step == plan::kNoStep);
+  CHECK(events_of(all, "X").at(0).at("args").at("step") == 0);
+}
+
 TEST_CASE("where one rank's trace was cut, the other ranks' end with the same step") {
   TraceWriter busy(4), idle;
   for (std::uint64_t step = 0; step < 5; ++step) {
