@@ -85,7 +85,7 @@ TEST_CASE("a step's summary counts busy streams, idle compute and bytes") {
             {"all", "15 s", "1 s", "4 s", "1 s", "500 ms", "20.0 %", "1000 B", "50 B", "7 B"}});
 }
 
-TEST_CASE("a whole step has tasks of every rank and trains; evaluations are none") {
+TEST_CASE("a whole step has tasks of every rank and trains, and an evaluation is none") {
   CHECK(whole_steps(two_ranks()) == std::vector<std::int64_t>{0, 1, 2});
   CHECK(whole_steps(Trace()).empty());
   CHECK(whole_steps(Trace({compute(0, TaskKind::forward, 0, 1, plan::kNoStep), compute(0, TaskKind::backward, 0, 1, 3),
