@@ -41,6 +41,28 @@ LaunchFacts facts_of(const Environment& environment, Launcher launcher, const ch
   return facts;
 }
 
+// Tasks on node `node` of Slurm's list, "4(x2),3": two nodes of 4, one of 3. -1 where the list does not say.
+int slurm_tasks_of_node(std::string_view list, int node) {
+  while (!list.empty()) {
+    const std::string_view entry = list.substr(0, list.find(','));
+    list.remove_prefix(std::min(list.size(), entry.size() + 1));
+    int tasks = 0, nodes = 1;
+    const char* const end = entry.data() + entry.size();
+    const char* at = std::from_chars(entry.data(), end, tasks).ptr;
+    if (std::string_view(at, end).starts_with("(x")) at = std::from_chars(at + 2, end, nodes).ptr + 1;
+    if (at != end || tasks < 1 || nodes < 1) return -1;
+    if (node < nodes) return tasks;
+    node -= nodes;
+  }
+  return -1;
+}
+
+int slurm_local_size(const Environment& environment) {
+  const char* const list = environment("SLURM_STEP_TASKS_PER_NODE");
+  const std::optional<int> node = number(environment, "SLURM_NODEID", 0);
+  return list == nullptr || !node ? -1 : slurm_tasks_of_node(list, *node);
+}
+
 }  // namespace
 
 LaunchFacts launch_facts(const Environment& environment) {
@@ -53,6 +75,7 @@ LaunchFacts launch_facts(const Environment& environment) {
     // A batch script has SLURM_PROCID too, but is no step: only srun's tasks are ranks.
     facts = facts_of(environment, Launcher::slurm, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
                      "SPIPE_NO_SUCH_VARIABLE");
+    facts.local_size = slurm_local_size(environment);
     if (facts.size > 1 && environment("PMIX_RANK") == nullptr && environment("PMI_RANK") == nullptr) {
       throw Error(fmt::format("srun started {} tasks without MPI support", facts.size), "environment",
                   "use 'srun --mpi=pmix' ('srun --mpi=list' shows what this cluster has), or mpirun inside the allocation");

@@ -23,6 +23,7 @@ class Run {
  private:
   enum Asked : std::uint32_t { kSaveAndGoOn = 1, kSaveAndStop = 2 };
   [[nodiscard]] Job agree_on_job() const;
+  void set_up_together(const config::Config& config, Job job);
   void check_agreement();
   void open_data();
   void open_run_folder();

@@ -127,6 +127,7 @@ void fit_pipeline(RunSetup& setup, const device::DeviceRates& rates, bool arena_
   }
   request.arena_on_host = arena_on_host;
   request.evaluation = !config.data.eval.empty();
+  request.choice = setup.job.choice;
   plan::RankFit found = plan::fit_ranks(request);
 
   setup.fit.train = std::move(found.train);

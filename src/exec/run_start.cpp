@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <span>
 
 #include "run.h"
@@ -51,6 +52,19 @@ std::unique_ptr<device::Device> make_device(const config::Config& config, const 
   return device::make_cpu_device(options);
 }
 
+nlohmann::json json_of(const plan::RankChoice& choice) {
+  return {{"schedule", choice.schedule},
+          {"forward", choice.forward_cuts},
+          {"backward", choice.backward_cuts},
+          {"prefetch", choice.prefetch},
+          {"park", choice.park}};
+}
+
+plan::RankChoice choice_from(const nlohmann::json& json) {
+  return {json.at("schedule").get<std::string>(), json.at("forward").get<std::vector<int>>(),
+          json.at("backward").get<std::vector<int>>(), json.at("prefetch").get<int>(), json.at("park").get<bool>()};
+}
+
 // Files that an atomic write of ours left when the process was killed in the middle of it. Called under the folder's lock.
 void remove_leftovers(const Path& folder) {
   constexpr std::string_view kWritten[] = {"latest", "config.yaml", "trace.json"};
@@ -74,8 +88,36 @@ Run::Run(const config::Config& config, const RunOptions& options, RunListener& l
   // One rank measures while the others wait: rates choose the plan, and all must choose the same.
   if (leads()) rates_ = options.rates ? *options.rates : device_->measure_rates();
   rates_ = broadcast_value(world_, rates_);
-  setup_ = prepare_run(config, device_->info(), rates_, agree_on_job());
+  set_up_together(config, agree_on_job());
   check_agreement();
+}
+
+// The first rank plans; the others make the plan it has chosen, or fail as it did.
+void Run::set_up_together(const config::Config& config, Job job) {
+  if (world_.size() == 1) {
+    setup_ = prepare_run(config, device_->info(), rates_, job);
+    return;
+  }
+  nlohmann::json told;
+  if (leads()) {
+    try {
+      setup_ = prepare_run(config, device_->info(), rates_, job);
+      told = json_of(plan::choice_of(setup_.trials.front()));
+    } catch (const Error& error) {
+      told = {{"finding", error.finding()},
+              {"where", error.where()},
+              {"hint", error.hint()},
+              {"code", static_cast<int>(error.code())}};
+    }
+  }
+  told = nlohmann::json::parse(broadcast_text(world_, told.dump()));
+  if (told.contains("finding")) {
+    throw Error(told.at("finding").get<std::string>(), told.at("where").get<std::string>(), told.at("hint").get<std::string>(),
+                static_cast<ExitCode>(told.at("code").get<int>()));
+  }
+  if (leads()) return;
+  job.choice = choice_from(told);
+  setup_ = prepare_run(config, device_->info(), rates_, job);
 }
 
 Job Run::agree_on_job() const {
@@ -105,7 +147,8 @@ Job Run::agree_on_job() const {
 // All ranks have come to the same plan and the same arithmetic by themselves, or the job makes no sense.
 void Run::check_agreement() {
   const std::string own = setup_.numerics.text();
-  const auto hash = plan::plan_hash(setup_.fit.train);
+  std::uint64_t hash = plan::plan_hash(setup_.fit.train) * 3 + plan::plan_hash(setup_.train_and_save);
+  if (setup_.fit.evaluate) hash = hash * 3 + plan::plan_hash(*setup_.fit.evaluate);
   const std::string first = broadcast_text(world_, own);
   if (first != own) {
     const auto difference = std::mismatch(own.begin(), own.end(), first.begin(), first.end());

@@ -37,6 +37,8 @@ class RankFitter {
       return list;
     }
   };
+  void search();
+  void take(const RankChoice& choice);
   [[nodiscard]] std::vector<std::string> schedules() const;
   void try_stages(const std::string& schedule, int forward, int backward);
   bool try_thrift(Trial& trial, const Thrift& thrift);
@@ -171,9 +173,8 @@ void RankFitter::refuse() const {
               "change parallel.data, batch.sum_groups, the stages, or the number of ranks");
 }
 
-RankFit RankFitter::run() {
+void RankFitter::search() {
   const int units = request_.input.shape->unit_count();
-  SPIPE_CHECK(request_.store_bytes_of_unit.size() == request_.input.shape->store_units.size(), "every unit has its state");
   const int ranks = std::max(1, request_.input.ranks / std::max(1, request_.input.replicas));
   for (const std::string& schedule : schedules()) {
     for (const int backward : stage_counts(request_.backward_stages, ranks, units)) {
@@ -193,8 +194,30 @@ RankFit RankFitter::run() {
            std::tuple(!b.refused.empty(), b.step_seconds, b.forward_stages + b.backward_stages);
   });
   if (trials_.empty() || !trials_.front().refused.empty()) refuse();
+}
+
+void RankFitter::take(const RankChoice& choice) {
+  Trial trial;
+  trial.schedule = choice.schedule;
+  trial.input = request_.input;
+  trial.input.forward_cuts = choice.forward_cuts;
+  trial.input.backward_cuts = choice.backward_cuts;
+  trial.input.prefetch = choice.prefetch;
+  trial.input.park = choice.park;
+  trial.forward_stages = static_cast<int>(choice.forward_cuts.size());
+  trial.backward_stages = static_cast<int>(choice.backward_cuts.size());
+  trials_.push_back(std::move(trial));
+}
+
+RankFit RankFitter::run() {
+  SPIPE_CHECK(request_.store_bytes_of_unit.size() == request_.input.shape->store_units.size(), "every unit has its state");
+  if (request_.choice) {
+    take(*request_.choice);
+  } else {
+    search();
+  }
   Plans plans = make_plans(trials_.front());
-  verify_all(plans);
+  if (!request_.choice) verify_all(plans);
   RankFit fit;
   for (const Plan* plan : plans.all()) {
     fit.arena_bytes = std::max(fit.arena_bytes, plan->arena_bytes);
@@ -215,5 +238,10 @@ RankFit RankFitter::run() {
 }  // namespace
 
 RankFit fit_ranks(const RankFitRequest& request) { return RankFitter(request).run(); }
+
+RankChoice choice_of(const Trial& trial) {
+  const PipelineInput& input = trial.input;
+  return {trial.schedule, input.forward_cuts, input.backward_cuts, input.prefetch, input.park};
+}
 
 }  // namespace spipe::plan

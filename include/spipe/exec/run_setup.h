@@ -12,6 +12,7 @@
 #include "spipe/model/shape.h"
 #include "spipe/optim/optim.h"
 #include "spipe/plan/fit.h"
+#include "spipe/plan/fit_ranks.h"
 #include "spipe/plan/hardware.h"
 #include "spipe/plan/search.h"
 #include "spipe/store/store.h"
@@ -26,6 +27,7 @@ struct Job {
   // What the host with the least can give its ranks, where it was agreed on beforehand; empty: what this host has.
   std::optional<std::uint64_t> host_memory;
   std::string host_memory_source;
+  std::optional<plan::RankChoice> choice;  // what the first rank has found; empty: searched for
   // Measurements of published methods: all ranks end a step before the next begins; updates wait for no norm (no clipping
   // then).
   bool barrier_between_steps = false, early_updates = false;

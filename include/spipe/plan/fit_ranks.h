@@ -12,6 +12,14 @@
 
 namespace spipe::plan {
 
+// What another rank has found, so that not every rank has to search.
+struct RankChoice {
+  std::string schedule;
+  std::vector<int> forward_cuts, backward_cuts;
+  int prefetch = 1;
+  bool park = false;
+};
+
 struct RankFitRequest {
   PipelineInput input;                                 // cuts, prefetch, park and variants are filled by the fit
   Hardware hardware;                                   // rates for choosing; never decide bits
@@ -23,6 +31,7 @@ struct RankFitRequest {
   std::vector<std::uint64_t> store_bytes_of_unit;      // state of a store unit, on the host of its home
   bool arena_on_host = true;                           // CPU devices: the arenas of a host's ranks count against host_bytes too
   bool evaluation = false;                             // an evaluation plan must fit as well
+  std::optional<RankChoice> choice;  // instead of searching: made without asking whether it fits, not verified again
 };
 
 struct RankFit {
@@ -36,5 +45,6 @@ struct RankFit {
 // The same request gives the same plans everywhere; all of them are verified. Throws Error (exit code 2) when nothing fits: for
 // the device it names the smallest budget that works, exact to the byte.
 [[nodiscard]] RankFit fit_ranks(const RankFitRequest& request);
+[[nodiscard]] RankChoice choice_of(const Trial& trial);
 
 }  // namespace spipe::plan

@@ -59,6 +59,21 @@ TEST_CASE("mpirun's, srun's and PMI's variables are understood") {
   CHECK(slurm.rank == 3);
   CHECK(slurm.size == 4);
   CHECK(slurm.local_size == -1);
+  const auto slurm_nodes = [](const char* tasks, const char* node) {
+    return comm::launch_facts(fake({{"SLURM_STEP_ID", "0"},
+                                    {"SLURM_STEP_NUM_TASKS", "11"},
+                                    {"SLURM_STEP_TASKS_PER_NODE", tasks},
+                                    {"SLURM_NODEID", node},
+                                    {"SLURM_PROCID", "3"},
+                                    {"PMIX_RANK", "3"}}))
+        .local_size;
+  };
+  CHECK(slurm_nodes("11", "0") == 11);
+  CHECK(slurm_nodes("4(x2),3", "1") == 4);
+  CHECK(slurm_nodes("4(x2),3", "2") == 3);
+  CHECK(slurm_nodes("4(x2),3", "3") == -1);  // no such node
+  CHECK(slurm_nodes("4(x2", "0") == -1);
+  CHECK(slurm_nodes("four", "0") == -1);
   const auto pmi = comm::launch_facts(fake({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}));
   CHECK(pmi.launcher == comm::Launcher::pmi);
   CHECK(pmi.rank == 1);

@@ -60,6 +60,12 @@ TEST_CASE("the fastest of what fits is chosen, and the runners-up follow by time
   CHECK(fit.reason.find(fit.trials.front().schedule) == 0);
   // The same request, the same plan: every rank makes it by itself.
   CHECK(plan_hash(fit.train) == plan_hash(fit_ranks(request_for(shape, 4)).train));
+  RankFitRequest told = request_for(shape, 4);
+  told.choice = choice_of(fit.trials.front());
+  const RankFit made = fit_ranks(told);
+  CHECK(plan_hash(fit.train) == plan_hash(made.train));
+  CHECK(plan_hash(fit.train_and_save) == plan_hash(made.train_and_save));
+  CHECK(plan_hash(*fit.evaluate) == plan_hash(*made.evaluate));
 }
 
 TEST_CASE("the smallest device budget is exact to the byte, with every schedule and with auto") {
