@@ -1,9 +1,10 @@
-// spipe: the tools around a run. Subcommands: plan, report, tokenize.
+// spipe: the tools around a run. Subcommands: measure, plan, report, tokenize.
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
 
+#include "measure_command.h"
 #include "plan_hardware.h"
 #include "report_command.h"
 #include "spipe/base/error.h"
@@ -67,6 +68,7 @@ int run(int argc, char** argv) {
       "  spipe plan run.yaml                      memory and plan of a run, verified, without running it\n"
       "  spipe plan run.yaml --dump               every task with its waits, buffers and offsets\n"
       "  spipe plan run.yaml --hardware configs/hardware/v100x4.yaml --timeline step.html\n"
+      "  spipe measure --output mine.yaml         what this machine achieves, as a file for --hardware\n"
       "  spipe report runs/mine                   an HTML page of a run with log.trace: true\n"
       "  spipe tokenize --input a.jsonl b.txt --output train.bin --held-out heldout.bin --hold-out-fraction 0.05");
   app.require_subcommand(1);
@@ -100,6 +102,9 @@ int run(int argc, char** argv) {
   plan_command->add_option("--trace", hw.trace, "write the simulated step for chrome://tracing or ui.perfetto.dev")
       ->needs(hardware);
 
+  MeasureFlags measure;
+  const CLI::App* measure_command = add_measure_command(app, measure);
+
   ReportFlags report;
   const CLI::App* report_command = add_report_command(app, report);
 
@@ -122,6 +127,7 @@ int run(int argc, char** argv) {
   }
   init_logging(LogLevel::info);
   if (plan_command->parsed()) run_plan(plan);
+  if (measure_command->parsed()) run_measure(measure);
   if (report_command->parsed()) run_report(report);
   if (tokenize_command->parsed()) {
     tokenize.end_of_document = !no_end;
