@@ -5,8 +5,10 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <memory>
+#include <string_view>
 
 #include "spipe/base/error.h"
 #include "spipe/base/log.h"
@@ -20,6 +22,13 @@
 
 namespace spipe::tools {
 namespace {
+
+// A line that is overwritten needs a terminal at the other end. mpirun gives rank 0 one even where its own output is a file:
+// what started the ranks (scripts/launch.sh, a batch system) says so by TERM.
+bool on_terminal() {
+  const char* const term = std::getenv("TERM");
+  return isatty(STDOUT_FILENO) != 0 && term != nullptr && *term != '\0' && std::string_view(term) != "dumb";
+}
 
 // Turns the step loop's records into the progress line and metrics.jsonl.
 class Console : public exec::RunListener {
@@ -36,7 +45,7 @@ class Console : public exec::RunListener {
     flops_per_token_ = model::model_flops_per_token(setup.shape);
     peak_flops_ = rates.matmul_flops;
     if (c.log.jsonl) metrics_ = std::make_unique<report::MetricsWriter>(c.checkpoint.dir / "metrics.jsonl", resume_step);
-    progress_ = std::make_unique<report::Progress>(total_, log_every_, isatty(STDOUT_FILENO) != 0);
+    progress_ = std::make_unique<report::Progress>(total_, log_every_, on_terminal());
   }
 
   void on_step(const exec::StepRecord& record) override {
@@ -141,12 +150,8 @@ std::vector<std::string> joined_arguments(int argc, char** argv) {
 
 // The slices of all ranks in one file, on rank 0.
 void write_trace(comm::World& world, const report::TraceWriter& trace, const std::filesystem::path& file) {
-  std::vector<plan::TimelineSlice> slices;
-  for (const auto& bytes : world.all_gather(trace.bytes())) {
-    const auto own = report::slices_from_bytes(bytes);
-    slices.insert(slices.end(), own.begin(), own.end());
-  }
-  if (world.rank() == 0) report::write_trace(file, std::move(slices));
+  const auto ranks = world.all_gather(trace.bytes());
+  if (world.rank() == 0) report::write_trace(file, report::merge_traces(ranks));
 }
 
 int train_on(comm::World& world, const std::string& file, const std::vector<std::string>& overrides,

@@ -9,6 +9,7 @@
 #include "spipe/base/checked.h"
 #include "spipe/base/error.h"
 #include "spipe/exec/pacer.h"
+#include "spipe/plan/timeline.h"
 #include "task_runner.h"
 
 namespace spipe::exec {
@@ -159,7 +160,8 @@ struct Executor::Impl {
     runner.run(task, step, handle);
     if (machine.pacer != nullptr) machine.pacer->pace(static_cast<int>(number), task, begin, step.request.step);
     const std::int64_t end = now_ns();
-    for (plan::TaskObserver* observer : machine.observers) observer->on_task(task, begin, end, step.request.step);
+    const std::uint64_t shown = plan.options.evaluate ? static_cast<std::uint64_t>(plan::kNoStep) : step.request.step;
+    for (plan::TaskObserver* observer : machine.observers) observer->on_task(task, begin, end, shown);
   }
 
   void begin(const StepRequest& request) {

@@ -138,12 +138,6 @@ Trace merge_traces(std::span<const std::vector<std::byte>> ranks) {
   return trace;
 }
 
-std::vector<TimelineSlice> slices_from_bytes(std::span<const std::byte> bytes) {
-  Part part = part_of(bytes);
-  shift(part.slices, 1e-9 * static_cast<double>(part.header.clock.wall_minus_steady));
-  return std::move(part.slices);
-}
-
 void write_trace(const std::filesystem::path& file, const Trace& trace) {
   write_text_atomic(file, plan::chrome_trace(trace.slices, trace.left_out));
 }

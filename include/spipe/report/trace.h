@@ -52,8 +52,6 @@ class TraceWriter : public plan::TaskObserver {
 // What the ranks collected, on the steady clock of the first one's machine. Where a rank was cut, all are: a step is there for
 // every rank or for none. Broken bytes are internal errors.
 [[nodiscard]] Trace merge_traces(std::span<const std::vector<std::byte>> ranks);
-// The slices of one rank, on the wall clock.
-[[nodiscard]] std::vector<plan::TimelineSlice> slices_from_bytes(std::span<const std::byte> bytes);
 
 // One JSON file that chrome://tracing and ui.perfetto.dev open; its time begins with the first slice.
 void write_trace(const std::filesystem::path& file, const Trace& trace);
