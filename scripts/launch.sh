@@ -31,6 +31,11 @@ fi
 if [ "$(id -u)" -eq 0 ]; then  # Open MPI refuses root otherwise; containers usually are
   export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 fi
+# The ranks write to a terminal of mpirun's own: without this they take a log file for one and overwrite lines in it.
+if ! [ -t 1 ]; then
+  export TERM=dumb
+  options+=(-x TERM)
+fi
 read -r -a more <<<"${SPIPE_MPIRUN:-}"
 
 setsid mpirun -np "$ranks" "${options[@]}" "${more[@]}" "$program" "$@" &
