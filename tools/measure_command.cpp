@@ -27,10 +27,11 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
+constexpr std::int64_t kElements = std::int64_t{24} << 20;  // 96 MiB an array
+constexpr std::int64_t kChunk = std::int64_t{1} << 16;
+
 // a = b + s * c on arrays that no cache holds: bytes read and written per second, the best of several passes.
 double triad_rate(int threads) {
-  constexpr std::int64_t kElements = std::int64_t{24} << 20;  // 96 MiB an array
-  constexpr std::int64_t kChunk = std::int64_t{1} << 16;
   const auto array = [] { return std::make_unique_for_overwrite<float[]>(kElements); };
   const auto a = array(), b = array(), c = array();
   ThreadPool pool(threads);
