@@ -49,6 +49,7 @@ class RankFitter {
 
   const RankFitRequest& request_;
   std::vector<Trial> trials_;
+  std::optional<Error> rule_;                // the first of a schedule that something broke
   std::uint64_t least_device_ = UINT64_MAX;  // of trials that fit into the host
   std::uint64_t least_host_ = UINT64_MAX;    // of trials that fit into the device
 };
@@ -141,9 +142,8 @@ void RankFitter::try_stages(const std::string& schedule, int forward, int backwa
       if (try_thrift(trial, thrift)) break;
     }
   } catch (const Error& error) {
-    // A rule of the schedule; of the one that was asked for, it is the user's business.
-    if (request_.schedule != "auto" && (request_.backward_stages || request_.forward_stages)) throw;
     trial.refused = error.finding();
+    if (!rule_) rule_ = error;
   }
   trials_.push_back(std::move(trial));
 }
@@ -159,16 +159,19 @@ void RankFitter::verify_all(const Plans& plans) const {
 
 void RankFitter::refuse() const {
   if (least_device_ != UINT64_MAX && request_.device_bytes != 0 && least_device_ > request_.device_bytes) {
-    throw Error(fmt::format("device.memory {} is too small; the smallest that works is {} ({} B)",
-                            format_bytes(request_.device_bytes), format_bytes(least_device_), least_device_),
-                "device.memory", "raise it, lower batch.micro, or use more ranks");
+    throw Error(
+        fmt::format("device.memory {} ({} bytes) is too small; the smallest that works is {} ({} bytes)",
+                    format_bytes(request_.device_bytes), request_.device_bytes, format_bytes(least_device_), least_device_),
+        {}, "raise device.memory to that, use more ranks, or make batch.micro, data.seq_len or the model smaller");
   }
   if (least_host_ != UINT64_MAX) {
-    throw Error(fmt::format("the host memory {} is too small; the smallest that works is {} ({} B)",
-                            format_bytes(request_.host_bytes), format_bytes(least_host_), least_host_),
-                "device.host_memory", "use a smaller model or batch, or more hosts");
+    throw Error(fmt::format("device.host_memory {} ({} bytes) is too small; the smallest that works is {} ({} bytes)",
+                            format_bytes(request_.host_bytes), request_.host_bytes, format_bytes(least_host_), least_host_),
+                {}, "free host memory, raise device.host_memory, use more hosts, or train a smaller model");
   }
-  std::string why = trials_.empty() ? "there is nothing to try" : trials_.front().refused;
+  // A rule of the schedule; of the one that was asked for, it is the user's business.
+  if (rule_ && request_.schedule != "auto") throw Error(*rule_);
+  const std::string why = trials_.empty() ? "there is nothing to try" : trials_.front().refused;
   throw Error(fmt::format("no schedule can run this on {} ranks: {}", request_.input.ranks, why), "parallel.schedule",
               "change parallel.data, batch.sum_groups, the stages, or the number of ranks");
 }
