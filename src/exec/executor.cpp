@@ -75,6 +75,7 @@ struct Executor::Impl {
   std::vector<std::uint32_t> messages;   // pushes and pulls among them
   std::uint32_t norm = plan::kNoPeer;    // the norm task of this host
   std::array<std::unique_ptr<device::Stream>, plan::kStreamCount> streams;
+  std::unique_ptr<device::Stream> message_times;
   std::array<Counter, plan::kStreamCount> ended;  // the last run whose tasks of a stream have all ended
   std::array<Step, 2> steps;                      // by run
   std::uint64_t begun = 0, finished = 0;
@@ -105,6 +106,7 @@ struct Executor::Impl {
   }
 
   ~Impl() {
+    message_times.reset();
     for (auto& stream : streams) stream.reset();  // streams join before what they use goes
   }
 
@@ -128,6 +130,7 @@ struct Executor::Impl {
     const bool packs = is_message(task) && !runner.bound().task(task.id).norm_items.empty();
     if (is_message(task) && !packs) {
       post(task, step, runner.bound().task(task.id).message, after(task, step.run));
+      observe_message(task, step);
       return;
     }
     for (const comm::After& wait : after(task, step.run)) stream.wait(wait.counter, wait.value);
@@ -155,13 +158,28 @@ struct Executor::Impl {
     }
   }
 
+  // Observers see a message from when it may travel to when it is over; of several at once, in program order.
+  void observe_message(const Task& task, const Step& step) {
+    if (!message_times) message_times = machine.device->make_stream("messages", errors);
+    for (const comm::After& wait : after(task, step.run)) message_times->wait(wait.counter, wait.value);
+    const auto begin = std::make_shared<std::int64_t>(0);
+    message_times->run([begin](StreamHandle*) { *begin = now_ns(); });
+    message_times->wait(&area.done[task.id], step.run);
+    message_times->run([this, &task, begin, number = shown_step(step)](StreamHandle*) {
+      for (plan::TaskObserver* observer : machine.observers) observer->on_task(task, *begin, now_ns(), number);
+    });
+  }
+
+  [[nodiscard]] std::uint64_t shown_step(const Step& step) const {
+    return plan.options.evaluate ? static_cast<std::uint64_t>(plan::kNoStep) : step.request.step;
+  }
+
   void execute(const Task& task, Step& step, StreamHandle* handle) {
     const std::int64_t begin = now_ns();
     runner.run(task, step, handle);
     if (machine.pacer != nullptr) machine.pacer->pace(static_cast<int>(number), task, begin, step.request.step);
     const std::int64_t end = now_ns();
-    const std::uint64_t shown = plan.options.evaluate ? static_cast<std::uint64_t>(plan::kNoStep) : step.request.step;
-    for (plan::TaskObserver* observer : machine.observers) observer->on_task(task, begin, end, shown);
+    for (plan::TaskObserver* observer : machine.observers) observer->on_task(task, begin, end, shown_step(step));
   }
 
   void begin(const StepRequest& request) {
@@ -196,6 +214,7 @@ struct Executor::Impl {
       if (streams[s]) wait(ended[s], run);
     }
     for (const std::uint32_t id : messages) wait(area.done[id], run);
+    if (message_times && begun == run) message_times->drain();
     StepResult result;
     if (norm != plan::kNoPeer) {
       wait(area.done[norm], run);
