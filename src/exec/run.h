@@ -4,6 +4,9 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "resume.h"
@@ -25,6 +28,7 @@ class Run {
   [[nodiscard]] Job agree_on_job() const;
   void set_up_together(const config::Config& config, Job job);
   void check_agreement();
+  [[nodiscard]] std::optional<std::pair<std::string, std::string>> first_difference(const std::string& own);
   void open_data();
   void open_run_folder();
   void check_folder_and_resume();

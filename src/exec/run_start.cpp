@@ -4,6 +4,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <span>
+#include <sstream>
 
 #include "run.h"
 #include "spipe/base/checked.h"
@@ -50,6 +51,13 @@ std::unique_ptr<device::Device> make_device(const config::Config& config, const 
   options.update_threads = share.threads;
   options.isa = config.device.isa;
   return device::make_cpu_device(options);
+}
+
+// A line of a resolved configuration without what it says about the value's origin.
+std::string without_comment(const std::string& line) {
+  const std::size_t begin = std::min(line.find_first_not_of(' '), line.size());
+  const std::string text = line.substr(begin, line.find(" #", begin) - begin);
+  return text.substr(0, text.find_last_not_of(' ') + 1);
 }
 
 nlohmann::json json_of(const plan::RankChoice& choice) {
@@ -146,23 +154,31 @@ Job Run::agree_on_job() const {
 
 // All ranks have come to the same plan and the same arithmetic by themselves, or the job makes no sense.
 void Run::check_agreement() {
-  const std::string own = setup_.numerics.text();
+  const std::string place = setup_.config.file.string();
+  const std::string who = fmt::format("rank {} on {}", world_.rank(), world_.machine_name_of(world_.rank()));
+  if (const auto other = first_difference(config::resolved_text(setup_.config))) {
+    throw Error(fmt::format("{} has another configuration than rank 0: '{}' against '{}'", who, other->first, other->second),
+                place, "give all ranks the same file and the same flags");
+  }
+  if (const auto other = first_difference(setup_.numerics.text())) {
+    throw Error(fmt::format("{} computes otherwise than rank 0: '{}' against '{}'", who, other->first, other->second), place,
+                "set device.cpu_isa to what all machines have, and install the same libraries");
+  }
   std::uint64_t hash = plan::plan_hash(setup_.fit.train) * 3 + plan::plan_hash(setup_.train_and_save);
   if (setup_.fit.evaluate) hash = hash * 3 + plan::plan_hash(*setup_.fit.evaluate);
-  const std::string first = broadcast_text(world_, own);
-  if (first != own) {
-    const auto difference = std::mismatch(own.begin(), own.end(), first.begin(), first.end());
-    const auto line = [](const std::string& text, std::string::const_iterator at) {
-      const auto begin = text.rfind('\n', static_cast<std::size_t>(at - text.begin()));
-      const std::size_t from = begin == std::string::npos ? 0 : begin + 1;
-      return text.substr(from, text.find('\n', from) - from);
-    };
-    throw Error(fmt::format("rank {} on {} computes otherwise than rank 0 on {}: {} against {}", world_.rank(),
-                            world_.machine_name_of(world_.rank()), world_.machine_name_of(0), line(own, difference.first),
-                            line(first, difference.second)),
-                setup_.config.file.string(), "set device.cpu_isa to what all machines have, and install the same libraries");
-  }
   SPIPE_CHECK(broadcast_value(world_, hash) == hash, "the ranks have made different plans");
+}
+
+// The first line in which a text of this rank differs from rank 0's.
+std::optional<std::pair<std::string, std::string>> Run::first_difference(const std::string& own) {
+  std::istringstream mine(own), first(broadcast_text(world_, own));
+  for (std::string a, b;;) {
+    const bool more_a = static_cast<bool>(std::getline(mine, a)), more_b = static_cast<bool>(std::getline(first, b));
+    if (!more_a && !more_b) return std::nullopt;
+    if (!more_a) a.clear();
+    if (!more_b) b.clear();
+    if (a != b) return std::pair(without_comment(a), without_comment(b));
+  }
 }
 
 void Run::open_data() {
@@ -172,6 +188,16 @@ void Run::open_data() {
                                                   c.batch.global, c.data.shuffle_seed, vocab);
   if (!c.data.eval.empty()) {
     eval_data_ = std::make_unique<data::EvalData>(data::expand_globs(c.data.eval, "data.eval"), c.data.seq_len, vocab);
+  }
+  struct Seen {
+    std::uint64_t fingerprint, windows;
+  };
+  const Seen own{train_data_->fingerprint(), eval_data_ ? eval_data_->windows() : 0};
+  const Seen first = broadcast_value(world_, own);
+  if (own.fingerprint != first.fingerprint || own.windows != first.windows) {
+    throw Error(
+        fmt::format("rank {} on {} reads other token files than rank 0", world_.rank(), world_.machine_name_of(world_.rank())),
+        "data", "all ranks need the same files");
   }
 }
 

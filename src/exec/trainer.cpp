@@ -264,7 +264,14 @@ RunSummary Run::operator()() {
 }
 
 RunSummary train(const config::Config& config, const RunOptions& options, RunListener& listener, comm::World& world) {
-  return Run(config, options, listener, world)();
+  auto run = std::make_unique<Run>(config, options, listener, world);
+  try {
+    return (*run)();
+  } catch (...) {
+    // Messages under way read and write the run's memory, and nobody can take them back: it stays until the process ends.
+    if (world.size() > 1) (void)run.release();
+    throw;
+  }
 }
 
 RunSummary train(const config::Config& config, const RunOptions& options, RunListener& listener) {

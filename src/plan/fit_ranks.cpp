@@ -100,6 +100,8 @@ bool RankFitter::try_thrift(Trial& trial, const Thrift& thrift) {
   trial.input.prefetch = thrift.prefetch;
   trial.input.park = thrift.park;
   const Plans plans = make_plans(trial);
+  // Forward stages end where the last backward stage, or the head, begins.
+  trial.forward_stages = static_cast<int>(plans.train.options.forward_cuts.size());
   trial.device_bytes = 0;
   for (const Plan* plan : plans.all()) trial.device_bytes = std::max(trial.device_bytes, plan->device_bytes());
   trial.host_bytes = host_bytes(plans);
@@ -145,7 +147,11 @@ void RankFitter::try_stages(const std::string& schedule, int forward, int backwa
     trial.refused = error.finding();
     if (!rule_) rule_ = error;
   }
-  trials_.push_back(std::move(trial));
+  const bool known = std::any_of(trials_.begin(), trials_.end(), [&](const Trial& other) {
+    return std::tie(other.schedule, other.forward_stages, other.backward_stages) ==
+           std::tie(trial.schedule, trial.forward_stages, trial.backward_stages);
+  });
+  if (!known) trials_.push_back(std::move(trial));
 }
 
 void RankFitter::verify_all(const Plans& plans) const {
