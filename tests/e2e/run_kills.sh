@@ -53,6 +53,7 @@ while [ "$hit" -lt "$rounds" ]; do
     [ $(($(date +%s%N) - killed)) -lt 5000000000 ] || fail "still there after 5 s: $(members | tr '\n' ' ')"
     sleep 0.02
   done
+  [ $(($(date +%s%N) - killed)) -lt 5000000000 ] || fail "gone only after more than 5 s"
   ls -A /dev/shm | sort >"$work/after"
   new=$(comm -13 "$work/before" "$work/after")
   [ -z "$new" ] || fail "left in /dev/shm: $new"
@@ -61,7 +62,7 @@ while [ "$hit" -lt "$rounds" ]; do
   if [ "$target" = rank ] && [ "$code" -ne 0 ]; then
     # Before the ranks have met (the first lines come after that) nobody but mpirun can know.
     if grep -qa ' ranks on ' "$work/out"; then
-      grep -a '^.\{0,3\}error: ' "$work/out" | tail -n 1 | grep -q 'was killed by signal 9' || fail "the cause is not told last"
+      grep -ao 'error: .*' "$work/out" | tail -n 1 | grep -q 'was killed by signal 9' || fail "the cause is not told last"
     else
       grep -qa 'on signal 9' "$work/out" || fail "nobody tells the cause"
     fi

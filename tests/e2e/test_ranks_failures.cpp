@@ -1,5 +1,5 @@
-// Several ranks as a user meets them: mistakes and failures are told once and end all, signals save, and a run goes on with
-// other ranks and schedules to the same bits. Kills are in run_kills.sh.
+// Failures that one of several ranks meets alone: told once, they end all, and the run goes on to the same bits. Kills, signals
+// and refusals have scripts of their own.
 #include <fmt/core.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -10,7 +10,6 @@
 #include <chrono>
 #include <fstream>
 #include <iterator>
-#include <map>
 #include <sstream>
 
 #include "spipe/base/file.h"
@@ -77,15 +76,13 @@ std::vector<std::string> steps_settings(const char* schedule = "auto") {
 // A job under mpirun; whatever of it is left when the test ends is killed.
 class Job {
  public:
-  Job(const Path& folder, const Ranks& shape, std::vector<std::string> train, bool by_script = false)
-      : folder_(folder), program_("/usr/bin/env", command(shape, std::move(train), by_script), folder) {}
+  Job(const Path& folder, const Ranks& shape, std::vector<std::string> train)
+      : folder_(folder), program_("/usr/bin/env", command(shape, std::move(train)), folder) {}
   ~Job() {
     for (const pid_t pid : members(folder_)) kill(pid, SIGKILL);
   }
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
-
-  void signal(int number) const { program_.signal(number); }
 
   // Waits until the step is in the metrics.
   void await_step(int step) {
@@ -116,15 +113,13 @@ class Job {
   }
 
  private:
-  static std::vector<std::string> command(const Ranks& shape, std::vector<std::string> train, bool by_script) {
+  static std::vector<std::string> command(const Ranks& shape, std::vector<std::string> train) {
     std::vector<std::string> list = {fmt::format("SPIPE_FAKE_HOSTS={}", shape.hosts), "OMPI_ALLOW_RUN_AS_ROOT=1",
                                      "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"};
     const std::string ranks = std::to_string(shape.ranks);
-    const std::vector<std::string> script = {"SPIPE_TRAIN=" SPIPE_TRAIN_BINARY, "bash", "scripts/launch.sh", ranks};
     const std::vector<std::string> direct = {"mpirun", "--bind-to",       "none", "--oversubscribe", "-np",
                                              ranks,    SPIPE_TRAIN_BINARY};
-    const auto& launcher = by_script ? script : direct;
-    list.insert(list.end(), launcher.begin(), launcher.end());
+    list.insert(list.end(), direct.begin(), direct.end());
     list.insert(list.end(), train.begin(), train.end());
     return list;
   }
@@ -194,41 +189,7 @@ void check_resumes_to_the_end(const Path& folder, const Ranks& shape) {
   check_same_as_undisturbed(folder);
 }
 
-// Stopped under way, all having been saved.
-std::uint64_t check_saved_and_stopped(const Path& folder, const ProgramResult& result) {
-  INFO(result.out << result.err);
-  CHECK(result.exit_code == 75);
-  const auto newest = io::newest_checkpoint(folder / "run");
-  REQUIRE(newest);
-  CHECK(newest->step < kSteps);
-  CHECK(result.out.find("--resume") != std::string::npos);
-  return newest->step;
-}
-
 }  // namespace
-
-TEST_CASE("a mistake that every rank sees is told in one line, with what to do") {
-  struct Mistake {
-    Ranks shape;
-    std::vector<std::string> settings, words;
-  };
-  const std::vector<Mistake> mistakes = {
-      {{1, 3}, {"nonsense.key=1"}, {"unknown key 'nonsense.key'"}},
-      {{2, 3}, {"nonsense.key=1"}, {"unknown key 'nonsense.key'"}},
-      {{1, 2}, {"parallel.pipeline=3"}, {"run.yaml", "3 ranks, but the job has 2", "scripts/launch.sh 3"}},
-      {{1, 4}, {"parallel.data=3"}, {"run.yaml", "4 ranks cannot be divided", "multiple of 3 ranks"}},
-      {{1, 4}, {"parallel.data=2", "batch.sum_groups=3"}, {"not a multiple of parallel.data 2", "use 2"}},
-      {{1, 2}, {"parallel.schedule=streaming-dp"}, {"batch.sum_groups", "a multiple of 2"}},
-      {{1, 3}, {"device.memory=10KiB"}, {"device.memory 10.0 KiB", "raise device.memory"}},
-  };
-  const TempFolder folder;
-  write_model(folder.path());
-  for (const Mistake& mistake : mistakes) {
-    Job job(folder.path(), mistake.shape, train_arguments(folder.path(), mistake.settings));
-    check_told_once(job.wait(), 2, mistake.words);
-    CHECK_FALSE(std::filesystem::exists(folder.path() / "run" / "latest"));
-  }
-}
 
 TEST_CASE("a failure of one rank alone ends all and is told once") {
   const TempFolder folder;
@@ -237,27 +198,9 @@ TEST_CASE("a failure of one rank alone ends all and is told once") {
   const std::vector<std::string> alone = {":", "-np", "1", SPIPE_TRAIN_BINARY, other};
   std::vector<std::string> arguments = {run};
   arguments.insert(arguments.end(), alone.begin(), alone.end());
-  SECTION("its config file is not there") {
-    for (const int hosts : {1, 2}) {
-      Job job(folder.path(), {hosts, 2}, arguments);
-      check_told_once(job.wait(), 2, {"rank 2", "other.yaml"});
-    }
-  }
-  SECTION("it would compute something else") {
-    std::string text = read_text(run);
-    text.replace(text.find("seed: 3"), 7, "seed: 4");
-    write_text_atomic(other, text);
-    Job job(folder.path(), {1, 2}, arguments);
-    check_told_once(job.wait(), 2, {"rank 2", "another configuration", "seed: 4"});
-  }
-}
-
-TEST_CASE("a loss that is not finite ends all with its own code") {
   for (const int hosts : {1, 2}) {
-    const TempFolder folder;
-    write_model(folder.path());
-    Job job(folder.path(), {hosts, 3}, train_arguments(folder.path(), {"optimizer.lr=1e30"}));
-    check_told_once(job.wait(), 3, {"run.yaml", "non-finite", "lower optimizer.lr"});
+    Job job(folder.path(), {hosts, 2}, arguments);
+    check_told_once(job.wait(), 2, {"rank 2", "other.yaml"});
   }
 }
 
@@ -278,66 +221,5 @@ TEST_CASE("a file that a writer cannot write ends all, and the run goes on from 
     REQUIRE(prlimit(job.pid_of(writer), RLIMIT_FSIZE, &limit, nullptr) == 0);
     check_told_once(job.wait(), 2, {fmt::format("rank {}", writer), (folder.path() / "run").string()});
     check_resumes_to_the_end(folder.path(), {1, 2});
-  }
-}
-
-TEST_CASE("SIGUSR2 to mpirun saves and stops, and other ranks and schedules go on to the same bits") {
-  const std::vector<std::pair<Ranks, Ranks>> changes = {
-      {{1, 4}, {1, 1}}, {{1, 1}, {1, 3, "1f1b"}}, {{2, 3}, {1, 3, "gpipe"}}, {{1, 2, "mobius"}, {2, 4}}};
-  const TempFolder folder;
-  write_model(folder.path());
-  run_undisturbed(folder.path());
-  for (const auto& [before, after] : changes) {
-    CAPTURE(before.hosts, before.ranks, after.hosts, after.ranks);
-    std::filesystem::remove_all(folder.path() / "run");
-    Job job(folder.path(), before, train_arguments(folder.path(), steps_settings(before.schedule)));
-    job.await_step(20);
-    job.signal(SIGUSR2);
-    CHECK(check_saved_and_stopped(folder.path(), job.wait()) >= 20);
-    check_resumes_to_the_end(folder.path(), after);
-  }
-}
-
-TEST_CASE("a stop may come by the script, or to one rank alone") {
-  const TempFolder folder;
-  write_model(folder.path());
-  run_undisturbed(folder.path());
-  const bool by_script = GENERATE(true, false);
-  CAPTURE(by_script);
-  Job job(folder.path(), {by_script ? 1 : 2, 3}, train_arguments(folder.path(), steps_settings()), by_script);
-  job.await_step(20);
-  if (by_script) {
-    job.signal(SIGTERM);
-  } else {
-    REQUIRE(kill(job.pid_of(2), SIGUSR2) == 0);
-  }
-  check_saved_and_stopped(folder.path(), job.wait());
-  check_resumes_to_the_end(folder.path(), {1, 2});
-}
-
-TEST_CASE("SIGUSR1 saves and goes on") {
-  const TempFolder folder;
-  write_model(folder.path());
-  run_undisturbed(folder.path());
-  for (const bool one_rank : {false, true}) {
-    CAPTURE(one_rank);
-    std::filesystem::remove_all(folder.path() / "run");
-    Job job(folder.path(), {2, 3}, train_arguments(folder.path(), steps_settings()));
-    job.await_step(20);
-    if (one_rank) {
-      REQUIRE(kill(job.pid_of(1), SIGUSR1) == 0);
-    } else {
-      job.signal(SIGUSR1);
-    }
-    const ProgramResult result = job.wait();
-    INFO(result.out << result.err);
-    CHECK(result.exit_code == 0);
-    // Several ranks may hear it at different steps; all checkpoints are complete.
-    std::size_t saved = 0;
-    for (const auto& entry : std::filesystem::directory_iterator(folder.path() / "run")) {
-      saved += entry.is_directory() && entry.path().filename().string().starts_with("step-") ? 1 : 0;
-    }
-    CHECK(saved >= 2);
-    check_same_as_undisturbed(folder.path());
   }
 }
