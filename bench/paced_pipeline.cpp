@@ -96,19 +96,21 @@ std::string model_json(const Case& c) {
                      c.vocabulary, c.hidden, c.layers, c.ffn, c.seq_len);
 }
 
-plan::Hardware hardware_of(const Case& c, const model::ModelShape& shape) {
+plan::Hardware hardware_of(const Case& c, const model::ModelShape& shape, int hosts) {
   const model::ComputeUnit& layer = shape.units[1];
   const auto elements = static_cast<double>(shape.store_units[static_cast<std::size_t>(layer.store_units[0])].elements);
   const double forward = 1e-3 * c.layer_forward_ms;
   plan::Hardware h;
   h.name = c.name;
-  h.ranks_per_host = kRanks;
+  h.hosts = hosts;
+  h.ranks_per_host = kRanks / hosts;
   h.matmul_flops = layer.forward_flops / forward;
   h.h2d_bytes_per_s = h.d2h_bytes_per_s = elements * 4 / (forward * c.fetch_over_forward);
   if (c.update_over_forward > 0) {
     h.update_params_per_s_rank = elements / (forward * c.update_over_forward);
-    h.update_params_per_s = kRanks * h.update_params_per_s_rank;
+    h.update_params_per_s = h.ranks_per_host * h.update_params_per_s_rank;
   }
+  if (hosts > 1) h.network_bytes_per_s = 1.5 * h.h2d_bytes_per_s;
   return h;
 }
 
@@ -159,7 +161,7 @@ class Bench {
     write_tokens(folder_ / "train.bin", c.vocabulary);
     const model::Architecture architecture = model::architecture_from_hf(folder_ / "model.json");
     const model::ModelShape shape = model::make_shape(architecture, {1, c.seq_len, c.seq_len}, DType::f32);
-    write_text_atomic(folder_ / "machine.yaml", plan::hardware_text(hardware_of(c, shape)));
+    write_text_atomic(folder_ / "machine.yaml", plan::hardware_text(hardware_of(c, shape, world_.hosts())));
     const bool same = c.schedule == "mobius" || c.schedule == "1f1b";
     const std::string dir = folder_.string();
     std::string text = fmt::format(
@@ -267,8 +269,70 @@ Case regime(const char* schedule) {
   return c;
 }
 
+// Runs cases, prints a line for each, and keeps what all of them say.
+class Table {
+ public:
+  Table(comm::World& world, int steps) : bench_(world, steps), prints_(world.rank() == 0) {
+    if (!prints_) return;
+    fmt::print("{:22} {:7} {:>8} {:>8} {:>9} {:>8} {:>8} {:>8} {:>7}\n", "case", "plan", "real ms", "sim ms", "error", "bubble",
+               "sim", "overrun", "work");
+  }
+  Measured run(const Case& c) {
+    const Measured m = bench_.run(c);
+    worst_error = std::max(worst_error, std::abs(m.error()));
+    void_runs += m.is_void() ? 1 : 0;
+    if (!prints_) return m;
+    fmt::print("{:22} {:7} {:8.1f} {:8.1f} {:+7.1f} % {:6.1f} % {:6.1f} % {:6.2f} % {:5.1f} %{}\n", c.name, c.schedule,
+               1e3 * m.real, 1e3 * m.simulated, 100 * m.error(), 100 * m.bubble_real, 100 * m.bubble_simulated,
+               100 * m.overruns, 100 * m.real_share, m.is_void() ? "  VOID" : "");
+    std::fflush(stdout);
+    return m;
+  }
+  double worst_error = 0;
+  int void_runs = 0;
+
+ private:
+  Bench bench_;
+  bool prints_;
+};
+
+// Equal units, M = 2N, updates that take no time: the bubble of the pipeline itself.
+Case equal_units() {
+  Case c{.name = "bubble, M = 2N",
+         .layers = 48,
+         .vocabulary = 64,
+         .micro_batches = 2 * kRanks,
+         .layer_forward_ms = 5,
+         .fetch_over_forward = 1,
+         .update_over_forward = 0};
+  c.forward_stages = 8;
+  c.backward_stages = 24;
+  return c;
+}
+
+nlohmann::ordered_json measure(comm::World& world, int steps, bool quick, bool only_last) {
+  Table table(world, steps);
+  nlohmann::ordered_json json = {{"hosts", world.hosts()}};
+  std::vector<Case> all = cases();
+  if (quick) all.resize(3);
+  if (only_last) all.clear();
+  for (const Case& c : all) table.run(c);
+  if (world.hosts() == 1) {
+    json["bubble_2n"] = table.run(equal_units()).bubble_real;
+    const double spipe = table.run(regime("spipe")).real;
+    json["mobius_over_spipe_10b"] = table.run(regime("mobius")).real / spipe;
+  }
+  json["worst_error"] = table.worst_error;
+  json["void_runs"] = table.void_runs;
+  return json;
+}
+
 int run(int argc, char** argv) {
   CLI::App app{"Measures paced pipelines of four ranks against the simulator.", "paced_pipeline"};
+  app.footer(
+      "Examples:\n"
+      "  mpirun -np 4 --oversubscribe --bind-to none paced_pipeline\n"
+      "  SPIPE_FAKE_HOSTS=2 mpirun -np 4 --oversubscribe --bind-to none paced_pipeline    as two hosts with a network between");
   int steps = 9;
   bool quick = false, only_last = false;
   app.add_option("--steps", steps, "steps of each run")->check(CLI::Range(6, 1000));
@@ -277,63 +341,17 @@ int run(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   init_logging(LogLevel::error);
   comm::World world;
-  if (world.size() != kRanks) {
-    if (world.rank() == 0) fmt::print(stderr, "error: start it with mpirun -np {}\n", kRanks);
-    world.finish();
-    return 2;
-  }
   const bool prints = world.rank() == 0;
-  nlohmann::ordered_json json;
-  {
-    Bench bench(world, steps);
-    const auto row = [&](const Case& c, const Measured& m) {
-      if (!prints) return;
-      fmt::print("{:22} {:7} {:8.1f} {:8.1f} {:+7.1f} % {:6.1f} % {:6.1f} % {:6.2f} % {:5.1f} %{}\n", c.name, c.schedule,
-                 1e3 * m.real, 1e3 * m.simulated, 100 * m.error(), 100 * m.bubble_real, 100 * m.bubble_simulated,
-                 100 * m.overruns, 100 * m.real_share, m.is_void() ? "  VOID" : "");
-      std::fflush(stdout);
-    };
-    if (prints) {
-      fmt::print("{:22} {:7} {:>8} {:>8} {:>9} {:>8} {:>8} {:>8} {:>7}\n", "case", "plan", "real ms", "sim ms", "error",
-                 "bubble", "sim", "overrun", "work");
-    }
-    double worst = 0;
-    int voids = 0;
-    std::vector<Case> all = cases();
-    if (quick) all.resize(3);
-    if (only_last) all.clear();
-    for (const Case& c : all) {
-      const Measured m = bench.run(c);
-      row(c, m);
-      worst = std::max(worst, std::abs(m.error()));
-      voids += m.is_void() ? 1 : 0;
-    }
-    // Equal units, M = 2N, updates that take no time: the bubble of the pipeline itself.
-    Case equal{.name = "bubble, M = 2N",
-               .layers = 48,
-               .vocabulary = 64,
-               .micro_batches = 2 * kRanks,
-               .layer_forward_ms = 5,
-               .fetch_over_forward = 1,
-               .update_over_forward = 0};
-    equal.forward_stages = 8;
-    equal.backward_stages = 24;
-    const Measured bubble = bench.run(equal);
-    row(equal, bubble);
-    const Case spipe = regime("spipe"), mobius = regime("mobius");
-    const Measured fast = bench.run(spipe), slow = bench.run(mobius);
-    row(spipe, fast);
-    row(mobius, slow);
-    voids += (bubble.is_void() ? 1 : 0) + (fast.is_void() ? 1 : 0) + (slow.is_void() ? 1 : 0);
-    worst = std::max({worst, std::abs(bubble.error()), std::abs(fast.error()), std::abs(slow.error())});
-    json["worst_error"] = worst;
-    json["bubble_2n"] = bubble.bubble_real;
-    json["mobius_over_spipe_10b"] = slow.real / fast.real;
-    json["void_runs"] = voids;
+  int code = 2;
+  if (world.size() != kRanks || kRanks % world.hosts() != 0) {
+    if (prints) fmt::print(stderr, "error: start it with mpirun -np {}\n", kRanks);
+  } else {
+    const nlohmann::ordered_json json = measure(world, steps, quick, only_last);
+    if (prints) fmt::print("{}\n", json.dump());
+    code = 0;
   }
-  if (prints) fmt::print("{}\n", json.dump());
   world.finish();
-  return 0;
+  return code;
 }
 
 }  // namespace

@@ -76,6 +76,8 @@ struct Executor::Impl {
   std::uint32_t norm = plan::kNoPeer;    // the norm task of this host
   std::array<std::unique_ptr<device::Stream>, plan::kStreamCount> streams;
   std::unique_ptr<device::Stream> message_times;
+  std::array<std::unique_ptr<device::Stream>, 2> paced_network;
+  std::vector<Counter> arrived;                   // with a pacer: per task, the last run whose message has really come
   std::array<Counter, plan::kStreamCount> ended;  // the last run whose tasks of a stream have all ended
   std::array<Step, 2> steps;                      // by run
   std::uint64_t begun = 0, finished = 0;
@@ -107,6 +109,7 @@ struct Executor::Impl {
 
   ~Impl() {
     message_times.reset();
+    for (auto& stream : paced_network) stream.reset();
     for (auto& stream : streams) stream.reset();  // streams join before what they use goes
   }
 
@@ -153,9 +156,24 @@ struct Executor::Impl {
     message.done_value = step.run;
     if (task.kind == TaskKind::push) {
       machine.world->send(message);
-    } else {
-      machine.world->receive(message);
+      return;
     }
+    if (machine.pacer != nullptr) message.done = pace_message(task, step);
+    machine.world->receive(message);
+  }
+
+  // What arrives is held back until its time on the paced network is over: parameters and gradients one after the other, what
+  // belongs to micro-batches beside them. Returns the counter of the real arrival.
+  Counter* pace_message(const Task& task, const Step& step) {
+    if (arrived.empty()) arrived = std::vector<Counter>(plan.tasks.size());
+    auto& stream = paced_network[task.micro_batch >= 0 ? 1 : 0];
+    if (!stream) stream = machine.device->make_stream("network", errors);
+    stream->wait(&arrived[task.id], step.run);
+    stream->run([this, &task, of_step = step.request.step](StreamHandle*) {
+      machine.pacer->pace(static_cast<int>(number), plan.tasks[task.peer], now_ns(), of_step);
+    });
+    stream->signal(&area.done[task.id], step.run);
+    return &arrived[task.id];
   }
 
   // Observers see a message from when it may travel to when it is over; of several at once, in program order.

@@ -76,10 +76,6 @@ Job job_of(const config::Config& config, const std::optional<Job>& given) {
 void check_pace(const RunSetup& setup) {
   const config::DeviceConfig& device = setup.config.device;
   if (device.pace.empty()) return;
-  if (setup.job.hosts() > 1) {
-    throw Error(fmt::format("device.pace slows down the ranks of one host, this job has {}", setup.job.hosts()),
-                setup.config.file.string(), "messages between hosts are not paced: measure on one host");
-  }
   if (device.pace_slow_rank && *device.pace_slow_rank >= setup.job.ranks()) {
     throw Error(fmt::format("device.pace_slow_rank is {}, but the job's ranks are 0 to {}", *device.pace_slow_rank,
                             setup.job.ranks() - 1),

@@ -241,12 +241,12 @@ void Run::check_folder_and_resume() {
     state_ = parse_trainer_json(read_text(resume_from_->path / "trainer.json"), where);
     check_same_run(state_, setup_, train_data_->fingerprint(), options_.allow_changes, where);
   }
+  io::prune_checkpoints(folder, std::max<int>(1, narrow<int>(setup_.config.checkpoint.keep)));  // and parts of killed saves
   const std::uint64_t needed = io::CheckpointWriter::predicted_bytes(setup_.shape, setup_.format);
   if (const std::uint64_t free = free_disk_bytes(folder); free < needed) {
     throw Error(fmt::format("a checkpoint needs {}, the disk has {} free", format_bytes(needed), format_bytes(free)),
                 folder.string(), "free some space or set checkpoint.dir");
   }
-  io::prune_checkpoints(folder, std::max<int>(1, narrow<int>(setup_.config.checkpoint.keep)));
 }
 
 void Run::allocate() {

@@ -33,7 +33,6 @@ refused 2 "use streaming-dp" $(ranks 2) --set parallel.schedule=streaming
 refused 2 "the smallest that works is" $(ranks 3) --set device.memory=1000
 refused 2 "the smallest that works is" $(ranks 3) --set device.host_memory=1000
 refused 2 "gpipe has 1 stage on a rank" $(ranks 2) --set parallel.schedule=gpipe --set parallel.backward_stages=4
-refused 2 "measure on one host" -x SPIPE_FAKE_HOSTS=2 $(ranks 2) --set device.pace=configs/hardware/this-machine.yaml
 refused 2 "device.pace_slow_rank is 5" $(ranks 2) --set device.pace=configs/hardware/this-machine.yaml --set device.pace_slow_rank=5 \
   --set device.pace_slow_factor=2
 refused 2 "has another configuration than rank 0: 'seed: 4' against 'seed: 3'" $(ranks 1) : -np 1 "$train" "$work/other.yaml"
