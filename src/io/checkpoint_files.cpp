@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <map>
 
 #include "json_guard.h"
 #include "spipe/base/error.h"
@@ -84,19 +85,22 @@ std::vector<std::string> files_of_kind(const Manifest& manifest, const std::stri
 
 std::vector<Shard> cut_shards(const std::string& kind, const std::vector<std::uint64_t>& unit_bytes,
                               const std::vector<int>& host_of_unit, std::uint64_t limit) {
-  const auto host_of = [&](std::size_t u) { return host_of_unit.empty() ? 0 : std::max(0, host_of_unit[u]); };
-  const int hosts = host_of_unit.empty() ? 1 : *std::max_element(host_of_unit.begin(), host_of_unit.end()) + 1;
+  SPIPE_CHECK(host_of_unit.empty() || host_of_unit.size() == unit_bytes.size(), "every unit has a host");
+  std::map<int, std::vector<std::size_t>> units_of_host;
+  for (std::size_t u = 0; u < unit_bytes.size(); ++u) {
+    if (unit_bytes[u] == 0) continue;
+    const int host = host_of_unit.empty() ? 0 : host_of_unit[u];
+    SPIPE_CHECK(host >= 0, "unit " + std::to_string(u) + " has tensors and no host");
+    units_of_host[host].push_back(u);
+  }
   std::vector<Shard> shards;
-  for (int host = 0; host < hosts; ++host) {
+  for (const auto& [host, units] : units_of_host) {
     std::uint64_t bytes = 0;
-    bool begun = false;
-    for (std::size_t u = 0; u < unit_bytes.size(); ++u) {
-      if (host_of(u) != host) continue;
-      if (!begun || (bytes > 0 && unit_bytes[u] > 0 && bytes + unit_bytes[u] > limit)) {
+    for (const std::size_t u : units) {
+      if (bytes == 0 || bytes + unit_bytes[u] > limit) {
         shards.push_back({host, {}, {}});
         bytes = 0;
       }
-      begun = true;
       shards.back().units.push_back(static_cast<int>(u));
       bytes += unit_bytes[u];
     }

@@ -37,14 +37,13 @@ struct Manifest {
 // Files by kind, ascending: "model" or "optimizer" .safetensors.
 [[nodiscard]] std::vector<std::string> files_of_kind(const Manifest& manifest, const std::string& kind);
 
-// The files of one kind: consecutive store units of a host, cut where a file would pass the limit. A file has at least one
-// unit.
+// The files of one kind: units of one host, cut where a file would pass the limit. A file has at least one unit.
 struct Shard {
   int host = 0;
-  std::vector<int> units;  // ascending
+  std::vector<int> units;  // with tensors, ascending
   std::string name;
 };
-// `host_of_unit`: empty, all on one host; units of no host (-1, without tensors) go with the first one.
+// Host after host; units without bytes are in no file. `host_of_unit`: empty, all on host 0.
 [[nodiscard]] std::vector<Shard> cut_shards(const std::string& kind, const std::vector<std::uint64_t>& unit_bytes,
                                             const std::vector<int>& host_of_unit, std::uint64_t limit);
 

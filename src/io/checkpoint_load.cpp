@@ -64,12 +64,14 @@ std::string load_checkpoint(const CheckpointInfo& checkpoint, const model::Model
   }
   check_names(weights, names, where);
   check_names(state, state_names, where);
+  weights.check_shapes(shape);
+  for (const char* suffix : {".exp_avg", ".exp_avg_sq"}) state.check_shapes(shape, suffix);
+  if (own_masters) state.check_shapes(shape, ".master");
 
   for_each_parameter(shape, store, [&](const ParameterPlace& place) {
     const std::string& name = place.parameter->name;
-    const Shape& dims = place.parameter->shape;
-    const TensorSource& weight = weights.require(name, dims);
-    const TensorSource& master = own_masters ? state.require(name + ".master", dims) : weight;
+    const TensorSource& weight = *weights.find(name);
+    const TensorSource& master = own_masters ? *state.find(name + ".master") : weight;
     master.read_f32(place.master());
     if (weight.tensor->dtype == store.format().compute && store.format().separate_master) {
       std::memcpy(place.data(store::Plane::compute), weight.data().data(), place.bytes(store::Plane::compute));
@@ -77,7 +79,7 @@ std::string load_checkpoint(const CheckpointInfo& checkpoint, const model::Model
       round_to_compute(place, where);
     }
     for (const auto& [plane, suffix] : {StatePlane{store::Plane::m, ".exp_avg"}, StatePlane{store::Plane::v, ".exp_avg_sq"}}) {
-      fill(state.require(name + suffix, dims), place.data(plane), store.format().dtype(plane), place.bytes(plane));
+      fill(*state.find(name + suffix), place.data(plane), store.format().dtype(plane), place.bytes(plane));
     }
   });
   return read_text(checkpoint.path / kTrainerFile);

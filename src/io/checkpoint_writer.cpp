@@ -19,6 +19,8 @@
 namespace spipe::io {
 namespace {
 
+constexpr const char* kShareHint = "all hosts need checkpoint.dir on one shared file system";
+
 void fault(const char* point) {
   if (checkpoint_hooks().fault != nullptr) checkpoint_hooks().fault(point);
 }
@@ -93,7 +95,7 @@ struct CheckpointWriter::Impl {
   };
   Series weights, state;
   CheckpointPart part;
-  std::vector<int> units;     // of this part, ascending
+  std::vector<int> units;     // of this part, with tensors, ascending
   std::size_t next_unit = 0;  // in `units`
   bool created = false, finished = false;
   Manifest manifest;
@@ -108,8 +110,8 @@ struct CheckpointWriter::Impl {
   void write_plane(SafetensorsWriter& writer, int u, const model::Parameter& p, store::Plane plane, const std::string& name);
   void write_text(const char* name, const std::string& text);
   void write_weight_index();
-  void write_unit(int u);
-  void complete_units();
+  void check_complete() const;
+  void take_part(const std::string& text);
 };
 
 // Also when the constructor fails half-way: a writer that did not finish leaves nothing.
@@ -218,7 +220,10 @@ CheckpointWriter::CheckpointWriter(Path run_folder, std::uint64_t step, const mo
   }
   impl.part = std::move(part);
   if (!impl.part.leader) {
-    impl.created = true;  // by the leader
+    if (!std::filesystem::is_directory(impl.temporary)) {
+      throw Error("the folder that the first host made for a checkpoint is not here", impl.temporary.string(), kShareHint);
+    }
+    impl.created = true;
     return;
   }
 
@@ -239,45 +244,55 @@ CheckpointWriter::CheckpointWriter(Path run_folder, std::uint64_t step, const mo
 
 CheckpointWriter::~CheckpointWriter() = default;
 
-void CheckpointWriter::Impl::write_unit(int u) {
-  ++next_unit;
-  open_if_first(weights, u);
-  open_if_first(state, u);
-  for (const model::Parameter& p : unit(u).parameters) {
-    write_plane(*weights.writer, u, p, store::Plane::compute, p.name);
-    weight_map[p.name] = weights.shards[weights.next].name;
-    for (const StatePlane& plane : state_planes(store->format())) {
-      write_plane(*state.writer, u, p, plane.plane, p.name + plane.suffix);
+void CheckpointWriter::unit(int store_unit) {
+  Impl& impl = *impl_;
+  SPIPE_CHECK(store_unit >= 0 && store_unit < impl.shape->store_unit_count(), "no such store unit");
+  if (impl.unit(store_unit).parameters.empty()) return;
+  SPIPE_CHECK(!impl.finished && impl.next_unit < impl.units.size() && impl.units[impl.next_unit] == store_unit,
+              "units of this host are saved once, in ascending order; store unit " + std::to_string(store_unit) + " came");
+  ++impl.next_unit;
+  impl.open_if_first(impl.weights, store_unit);
+  impl.open_if_first(impl.state, store_unit);
+  for (const model::Parameter& p : impl.unit(store_unit).parameters) {
+    impl.write_plane(*impl.weights.writer, store_unit, p, store::Plane::compute, p.name);
+    impl.weight_map[p.name] = impl.weights.shards[impl.weights.next].name;
+    for (const StatePlane& plane : state_planes(impl.store->format())) {
+      impl.write_plane(*impl.state.writer, store_unit, p, plane.plane, p.name + plane.suffix);
     }
   }
   fault("after a unit");
-  close_if_last(weights, u);
-  close_if_last(state, u);
+  impl.close_if_last(impl.weights, store_unit);
+  impl.close_if_last(impl.state, store_unit);
 }
 
-// Units without tensors need no call of their own.
-void CheckpointWriter::unit(int store_unit) {
-  Impl& impl = *impl_;
-  while (impl.next_unit < impl.units.size() && impl.units[impl.next_unit] < store_unit) {
-    SPIPE_CHECK(impl.unit(impl.units[impl.next_unit]).parameters.empty(), "a unit with tensors was left out of a save");
-    impl.write_unit(impl.units[impl.next_unit]);
-  }
-  SPIPE_CHECK(impl.next_unit < impl.units.size() && impl.units[impl.next_unit] == store_unit,
-              "units of this host are saved once, in ascending order");
-  impl.write_unit(store_unit);
+void CheckpointWriter::Impl::check_complete() const {
+  SPIPE_CHECK(next_unit == units.size(), "store unit " + std::to_string(units[next_unit]) + " was left out of a checkpoint");
 }
 
-void CheckpointWriter::Impl::complete_units() {
-  while (next_unit < units.size()) {
-    SPIPE_CHECK(unit(units[next_unit]).parameters.empty(), "a checkpoint of all units");
-    write_unit(units[next_unit]);
+// What another writer says of its files. They must be in the leader's folder, or the manifest would promise what is not there.
+void CheckpointWriter::Impl::take_part(const std::string& text) {
+  const nlohmann::json other = nlohmann::json::parse(text, nullptr, false);
+  SPIPE_CHECK(other.is_object() && other.contains("files") && other.contains("weight_map"), "not a part of a checkpoint");
+  for (const auto& [name, entry] : other.at("files").items()) {
+    const FileEntry file{entry.at(0).get<std::uint64_t>(), entry.at(1).get<std::uint64_t>()};
+    SPIPE_CHECK(manifest.files.emplace(name, file).second, "two parts of a checkpoint have " + name);
+    std::error_code failed;
+    const std::uint64_t bytes = std::filesystem::file_size(temporary / name, failed);
+    if (!failed && bytes == file.bytes) continue;
+    const std::string here = failed ? "it is not here (" + failed.message() + ")" : std::to_string(bytes) + " are here";
+    throw Error("another host wrote " + std::to_string(file.bytes) + " bytes, " + here, (temporary / name).string(),
+                kShareHint);
   }
+  weight_map.update(other.at("weight_map"));
 }
 
 std::string CheckpointWriter::part_manifest() {
   Impl& impl = *impl_;
-  SPIPE_CHECK(!impl.part.leader && !impl.finished, "the leader finishes");
-  impl.complete_units();
+  SPIPE_CHECK(!impl.part.leader && !impl.finished, "a part is told once, and not by the leader");
+  impl.check_complete();
+  // The leader's sync of the folder need not cover names that were made on this host.
+  fsync_directory(impl.temporary);
+  fault("after a part");
   nlohmann::json files = nlohmann::json::object();
   for (const auto& [name, entry] : impl.manifest.files) files[name] = {entry.bytes, entry.hash};
   impl.finished = true;
@@ -287,16 +302,15 @@ std::string CheckpointWriter::part_manifest() {
 CheckpointInfo CheckpointWriter::finish(const std::vector<std::string>& other_parts) {
   Impl& impl = *impl_;
   SPIPE_CHECK(impl.part.leader && !impl.finished, "a checkpoint is finished once, by its leader");
-  impl.complete_units();
-  for (const std::string& text : other_parts) {
-    const nlohmann::json other = nlohmann::json::parse(text);
-    for (const auto& [name, entry] : other.at("files").items()) {
-      impl.manifest.files[name] = {entry.at(0).get<std::uint64_t>(), entry.at(1).get<std::uint64_t>()};
+  impl.check_complete();
+  for (const std::string& text : other_parts) impl.take_part(text);
+  for (const Impl::Series* series : {&impl.weights, &impl.state}) {
+    for (const Shard& shard : series->shards) {
+      SPIPE_CHECK(impl.manifest.files.contains(shard.name), "the part of host " + std::to_string(shard.host) + " is missing");
     }
-    impl.weight_map.update(other.at("weight_map"));
   }
-  const std::size_t shards = impl.weights.shards.size() + impl.state.shards.size();
-  SPIPE_CHECK(impl.manifest.files.size() == shards, "a part of the checkpoint is missing");
+  SPIPE_CHECK(impl.manifest.files.size() == impl.weights.shards.size() + impl.state.shards.size(),
+              "a part of another checkpoint");
   impl.write_weight_index();
   impl.write_text(kConfigFile, impl.config_json);
   impl.write_text(kTrainerFile, impl.trainer_json);

@@ -68,6 +68,12 @@ const TensorSource& TensorSet::require(const std::string& name, const Shape& sha
   return *source;
 }
 
+void TensorSet::check_shapes(const model::ModelShape& shape, const std::string& suffix) const {
+  for (const model::StoreUnit& unit : shape.store_units) {
+    for (const model::Parameter& parameter : unit.parameters) (void)require(parameter.name + suffix, parameter.shape);
+  }
+}
+
 std::byte* ParameterPlace::data(store::Plane plane) const {
   const Ptr slab = store->slab(unit, plane);
   return static_cast<std::byte*>(slab.data) + parameter->offset * dtype_size(slab.dtype);

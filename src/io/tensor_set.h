@@ -35,6 +35,8 @@ class TensorSet {
   [[nodiscard]] const std::map<std::string, TensorSource>& sources() const { return sources_; }
   // The named tensor, which must have the given shape; Error otherwise.
   [[nodiscard]] const TensorSource& require(const std::string& name, const Shape& shape) const;
+  // The same for every parameter of the model, under its name plus `suffix`.
+  void check_shapes(const model::ModelShape& shape, const std::string& suffix = {}) const;
 
  private:
   std::vector<std::unique_ptr<SafetensorsFile>> files_;

@@ -108,9 +108,9 @@ bool StoreLayout::has(int unit) const {
 }
 
 std::uint64_t StoreLayout::offset(int unit, Plane plane) const {
-  SPIPE_CHECK(unit >= 0 && static_cast<std::size_t>(unit) < elements.size(), "no such store unit");
+  SPIPE_CHECK(has(unit), "store unit " + std::to_string(unit) + " is not on this host");
   const std::uint64_t offset = offsets[static_cast<std::size_t>(unit) * kPlaneCount + static_cast<std::size_t>(plane)];
-  SPIPE_CHECK(offset != kAbsent, "this store has no plane '" + plane_name(plane) + "' of unit " + std::to_string(unit));
+  SPIPE_CHECK(offset != kAbsent, "this store has no plane '" + plane_name(plane) + "'");
   return offset;
 }
 

@@ -41,10 +41,11 @@ struct StoreLayout {
   std::vector<std::uint64_t> elements;  // per unit
 };
 [[nodiscard]] StoreLayout make_store_layout(const model::ModelShape& shape, const StoreFormat& format);
-// Of a host that holds some of the units only: the others have no slabs.
+// Of a host that holds some of the units only: the others have no slabs, and their lengths are known all the same.
 [[nodiscard]] StoreLayout make_store_layout(const model::ModelShape& shape, const StoreFormat& format,
                                             const std::vector<bool>& here);
-// Bytes of all planes of a unit; a layout has the sum over its units, rounded up to a page.
+// Bytes of all planes of a unit, each a multiple of 256. For any units: layout.bytes is the sum of this over the units that are
+// here, rounded up to 4096.
 [[nodiscard]] std::uint64_t unit_state_bytes(const model::StoreUnit& unit, const StoreFormat& format);
 
 // Memory that somebody else owns and that outlives the store: a host's region, shared by its ranks. Both start as zeros.
@@ -69,7 +70,7 @@ class Store {
   [[nodiscard]] const StoreFormat& format() const { return layout_.format; }
   // Whether the unit's slabs are here (a unit without elements never lacks any).
   [[nodiscard]] bool has(int unit) const { return layout_.has(unit); }
-  // The slab of a unit; SPIPE_CHECKs that unit and plane are here.
+  // The slab of a unit; SPIPE_CHECKs that unit and plane are here. Versions are kept of all units.
   [[nodiscard]] Ptr slab(int unit, Plane plane) const;
   // fp32 master of a unit: the master plane, or the compute plane when compute is fp32.
   [[nodiscard]] float* master(int unit) const;

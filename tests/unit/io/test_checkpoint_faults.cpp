@@ -12,12 +12,14 @@
 #include "src/io/checkpoint_files.h"
 #include "test_files.h"
 #include "test_models.h"
+#include "test_parts.h"
 
 namespace spipe::io {
 namespace {
 
 using test::contains;
 using test::fill_store;
+using test::Parts;
 using test::same_state;
 using test::TempFolder;
 using test::tiny_shape;
@@ -53,21 +55,30 @@ int in_child(const std::function<int()>& action) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
-// One run folder with a checkpoint of step 1, and a store with other values that is to become step 2.
+// One run folder with a checkpoint of step 1, and a store with other values that is to become step 2; both on `hosts` hosts.
 struct Scene {
   model::ModelShape shape = tiny_shape("gpt2", DType::bf16);
   TinyStore first{shape}, second{shape}, read{shape};
   TempFolder run;
-  Scene() {
+  int hosts = 1;
+  explicit Scene(int hosts_of_the_job = 1) : hosts(hosts_of_the_job) {
     checkpoint_hooks().shard_bytes = 40'000;  // several shards, so that there are points between them
     fill_store(shape, first.store, 1);
     fill_store(shape, second.store, 2);
-    save(run.path(), 1, shape, first.store);
+    save_step(1);
   }
   ~Scene() { checkpoint_hooks() = {}; }
   Scene(const Scene&) = delete;
   Scene& operator=(const Scene&) = delete;
 
+  void save_step(std::uint64_t step) const {
+    const store::Store& store = step == 1 ? first.store : second.store;
+    if (hosts == 1) {
+      save(run.path(), step, shape, store);
+    } else {
+      (void)Parts(store, shape, hosts).save(run.path(), step);
+    }
+  }
   // Which step loads, with the right bytes; 0 when none does.
   std::uint64_t surviving_step() {
     const auto found = newest_checkpoint(run.path());
@@ -84,18 +95,19 @@ struct Scene {
   }
 };
 
-TEST_CASE("killed at any point of a save, the run keeps a whole checkpoint and cleans up (CASES O41)") {
-  Scene scene;
+// Dies at each point of a save in turn; all hosts die together, as a job does. Returns the number of points.
+int kill_at_every_point(int hosts) {
+  Scene scene(hosts);
   checkpoint_hooks().fault = die_at_point;
   bool old_survived = false, new_survived = false, left_something = false;
   int points = 0;
   for (int point = 1;; ++point) {
     points_left = point;
     const int code = in_child([&] {
-      save(scene.run.path(), 2, scene.shape, scene.second.store);
+      scene.save_step(2);
       return 0;
     });
-    INFO("point " << point);
+    INFO(hosts << " hosts, point " << point);
     REQUIRE((code == 9 || code == 0));
     const std::uint64_t step = scene.surviving_step();
     REQUIRE((step == 1 || step == 2));
@@ -110,31 +122,75 @@ TEST_CASE("killed at any point of a save, the run keeps a whole checkpoint and c
     CHECK(scene.leftovers() == 0);
     CHECK(scene.surviving_step() == step);
   }
-  CHECK(points > 15);
   CHECK(old_survived);
   CHECK(new_survived);
   CHECK(left_something);
+  return points;
 }
 
-TEST_CASE("an error at any point of a save removes the half-written folder and leaves the older checkpoint") {
-  Scene scene;
+TEST_CASE("killed at any point of a save, the run keeps a whole checkpoint and cleans up (CASES O41)") {
+  const int alone = kill_at_every_point(1);
+  CHECK(alone > 15);
+  CHECK(kill_at_every_point(2) > alone);  // the points between the hosts' parts
+}
+
+// Throws at each point of a save in turn, in whichever writer gets there. Returns the number of points.
+int throw_at_every_point(int hosts) {
+  Scene scene(hosts);
   checkpoint_hooks().fault = throw_at_point;
   int errors = 0;
   for (int point = 1;; ++point) {
     points_left = point;
     try {
-      save(scene.run.path(), 2, scene.shape, scene.second.store);
+      scene.save_step(2);
       break;
     } catch (const Error& error) {
       ++errors;
-      INFO(error.what());
+      INFO(hosts << " hosts: " << error.what());
       CHECK(scene.leftovers() == 0);
       const std::uint64_t step = scene.surviving_step();
       CHECK((step == 1 || (step == 2 && contains(error.what(), "after"))));
     }
   }
-  CHECK(errors > 15);
   CHECK(scene.surviving_step() == 2);
+  return errors;
+}
+
+TEST_CASE("an error at any point of a save removes the half-written folder and leaves the older checkpoint") {
+  const int alone = throw_at_every_point(1);
+  CHECK(alone > 15);
+  CHECK(throw_at_every_point(2) > alone);
+}
+
+// Only one host dies; the leader, on another, hears of it and gives up.
+TEST_CASE("killed at any point of its part, a host leaves nothing that the leader does not clean up") {
+  Scene scene(2);
+  const Parts parts(scene.second.store, scene.shape, 2);
+  int points = 0;
+  for (int point = 1;; ++point) {
+    auto leader = parts.writer(scene.run.path(), 2, 0);
+    parts.write_units(*leader, 0);
+    checkpoint_hooks().fault = die_at_point;
+    points_left = point;
+    const int code = in_child([&] {
+      const auto other = parts.writer(scene.run.path(), 2, 1);
+      parts.write_units(*other, 1);
+      (void)other->part_manifest();
+      return 0;
+    });
+    checkpoint_hooks().fault = nullptr;
+    INFO("point " << point);
+    REQUIRE((code == 9 || code == 0));
+    CHECK(scene.leftovers() == 1);
+    leader.reset();
+    CHECK(scene.leftovers() == 0);
+    CHECK(scene.surviving_step() == 1);
+    if (code == 0) {
+      points = point - 1;
+      break;
+    }
+  }
+  CHECK(points > 5);
 }
 
 TEST_CASE("a limit on file sizes is an error that names file and bytes, not a lost checkpoint (CASES O42)") {

@@ -93,6 +93,68 @@ TEST_CASE("slabs whose length is no multiple of the alignment do not overlap") {
   CHECK(layout.offset(1, Plane::compute) == 256 * kPlaneCount);
 }
 
+TEST_CASE("a host's layout has slabs for the units that are there, and lengths of all") {
+  const model::ModelShape shape = shape_of({128, 641, 0, 12801, 0});
+  for (const DType compute : {DType::f32, DType::bf16}) {
+    const StoreFormat format = store_format(compute);
+    const StoreLayout whole = make_store_layout(shape, format);
+    const StoreLayout part = make_store_layout(shape, format, {false, true, false, false, true});
+    CHECK(part.elements == whole.elements);
+    CHECK(make_store_layout(shape, format, std::vector<bool>(5, true)).offsets == whole.offsets);
+    // Units without elements never lack anything.
+    const std::vector<bool> expected{false, true, true, false, true};
+    for (int unit = 0; unit < shape.store_unit_count(); ++unit) {
+      CHECK(whole.has(unit));
+      CHECK(part.has(unit) == expected[static_cast<std::size_t>(unit)]);
+      for (const Plane plane : kPlanes) CHECK(part.slab_bytes(unit, plane) == whole.slab_bytes(unit, plane));
+    }
+    CHECK(part.offset(1, Plane::compute) == 0);
+    CHECK_THROWS_WITH(part.offset(3, Plane::m), Contains("store unit 3 is not on this host"));
+    CHECK_THROWS_AS(part.has(5), InternalError);
+    CHECK_THROWS_AS(make_store_layout(shape, format, {true}), InternalError);
+  }
+}
+
+TEST_CASE("a layout takes the bytes of its units, rounded up to a page") {
+  const model::ModelShape shape = shape_of({1, 641, 0, 12801, 99});
+  for (const DType compute : {DType::f32, DType::bf16}) {
+    const StoreFormat format = store_format(compute);
+    CHECK(unit_state_bytes(shape.store_units[0], format) == 256 * (format.separate_master ? 5 : 4));
+    CHECK(unit_state_bytes(shape.store_units[2], format) == 0);
+    for (unsigned set = 0; set < 32; ++set) {
+      std::vector<bool> here;
+      std::uint64_t bytes = 0;
+      for (unsigned unit = 0; unit < 5; ++unit) {
+        here.push_back((set >> unit & 1U) != 0);
+        if (here.back()) bytes += unit_state_bytes(shape.store_units[unit], format);
+      }
+      CHECK(make_store_layout(shape, format, here).bytes == (bytes + 4095) / 4096 * 4096);
+    }
+  }
+  CHECK_THROWS_AS(unit_state_bytes(shape_of({std::uint64_t{1} << 62}).store_units[0], store_format(DType::f32)), Error);
+}
+
+TEST_CASE("a store of some units has their slabs, and the versions of all") {
+  const model::ModelShape shape = shape_of({128, 640, 0});
+  for (const DType compute : {DType::f32, DType::bf16}) {
+    Store store(shape, make_store_layout(shape, store_format(compute), {false, true, false}));
+    CHECK_FALSE(store.has(0));
+    CHECK(store.has(1));
+    CHECK(store.has(2));
+    CHECK_THROWS_AS(store.has(3), InternalError);
+    store.master(1)[639] = 1.5F;
+    CHECK(store.master(1)[639] == 1.5F);
+    CHECK_THROWS_WITH(store.slab(0, Plane::grad), Contains("store unit 0 is not on this host"));
+    CHECK_THROWS_WITH(store.master(0), Contains("store unit 0 is not on this host"));
+    store.set_version(0, 3);
+    CHECK(store.version(0) == 3);
+  }
+  // A host without units has a store without memory.
+  const Store none(shape, make_store_layout(shape, store_format(DType::f32), {false, false, false}));
+  CHECK(none.layout().bytes == 0);
+  CHECK_FALSE(none.has(1));
+}
+
 TEST_CASE("a layout too large for 64 bits is refused") {
   CHECK_THROWS_AS(make_store_layout(shape_of({std::uint64_t{1} << 62}), store_format(DType::f32)), Error);
   CHECK_THROWS_AS(make_store_layout(shape_of({std::uint64_t{1} << 60, std::uint64_t{1} << 60}), store_format(DType::f32)),
