@@ -76,6 +76,8 @@ struct Producer {
 // A backward stage runs the forward of all units that save something or feed the next one.
 [[nodiscard]] bool forward_in_backward(const model::ModelShape& shape, const Stage& stage, int unit);
 
+// One of schedule_names(); throws Error for others.
+[[nodiscard]] const Schedule& schedule_named(const std::string& name);
 // All tasks of the schedule, without waits and offsets (emit_pipeline.cpp).
 [[nodiscard]] Plan emit_pipeline(const Schedule& schedule, const PipelineInput& input);
 

@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <tuple>
+#include <iterator>
 
-#include "candidates.h"
+#include "assignment.h"
+#include "memory.h"
+#include "rank_trials.h"
 #include "spipe/base/checked.h"
 #include "spipe/base/error.h"
 #include "spipe/base/units.h"
@@ -15,12 +17,40 @@ namespace spipe::plan {
 
 namespace {
 
-// Ways to use memory, the fastest first: what a plan keeps on the device to have it early.
-struct Thrift {
-  int prefetch = 1;
-  bool park = false;
+struct Need {
+  std::uint64_t device = 0, host = 0;  // of the fullest rank and host
 };
-constexpr Thrift kThrifts[] = {{1, false}, {1, true}, {0, false}, {0, true}};
+
+// What plans of one job need of each area, at different times.
+struct Areas {
+  std::uint64_t device = 0, arena = 0, parking = 0;
+  std::vector<std::uint64_t> mailboxes;
+
+  void add(const Plan& plan) {
+    device = std::max(device, plan.device_bytes());
+    arena = std::max(arena, plan.arena_bytes);
+    parking = std::max(parking, plan.parking_bytes);
+    mailboxes.resize(plan.mailbox_bytes.size(), 0);
+    for (std::size_t h = 0; h < mailboxes.size(); ++h) mailboxes[h] = std::max(mailboxes[h], plan.mailbox_bytes[h]);
+  }
+};
+
+// A trial with one use of memory that does not fit, or not yet known to.
+struct Variant {
+  std::string schedule;
+  PipelineInput input;
+  Need at_least;
+};
+
+struct Plans {
+  Plan train, save;
+  std::optional<Plan> evaluate;
+  [[nodiscard]] std::vector<const Plan*> all() const {
+    std::vector<const Plan*> list = {&train, &save};
+    if (evaluate) list.push_back(&*evaluate);
+    return list;
+  }
+};
 
 class RankFitter {
  public:
@@ -28,130 +58,134 @@ class RankFitter {
   RankFit run();
 
  private:
-  struct Plans {
-    Plan train, save;
-    std::optional<Plan> evaluate;
-    [[nodiscard]] std::vector<const Plan*> all() const {
-      std::vector<const Plan*> list = {&train, &save};
-      if (evaluate) list.push_back(&*evaluate);
-      return list;
-    }
+  // A trial and the first of its uses of memory that is not known to be too much.
+  struct Contender {
+    Trial trial;
+    std::size_t thrift = 0;
   };
-  void search();
-  void take(const RankChoice& choice);
-  [[nodiscard]] std::vector<std::string> schedules() const;
-  void try_stages(const std::string& schedule, int forward, int backward);
-  bool try_thrift(Trial& trial, const Thrift& thrift);
-  [[nodiscard]] Plans make_plans(const Trial& trial) const;
-  [[nodiscard]] std::uint64_t host_bytes(const Plans& plans) const;
+  [[nodiscard]] Plans search();
+  [[nodiscard]] Plans take(const RankChoice& choice);
+  void settle(Contender& contender);
+  [[nodiscard]] std::optional<Plans> confirm(Contender& contender);
+  [[nodiscard]] Plans make_plans(const std::string& schedule, const PipelineInput& training) const;
+  [[nodiscard]] Need need_of(const Plans& plans) const;
+  [[nodiscard]] Need need_of(const Plan& training) const;
+  [[nodiscard]] Need bound_of(const Plan& emitted) const;
+  [[nodiscard]] std::uint64_t host_bytes(const Plan& training, const Areas& areas) const;
+  [[nodiscard]] bool fits_device(const Need& need) const {
+    return request_.device_bytes == 0 || need.device <= request_.device_bytes;
+  }
+  [[nodiscard]] bool fits_host(const Need& need) const { return need.host <= request_.host_bytes; }
+  bool refused(Trial& trial, const Need& need);
+  template <typename Cost, typename Allowed>
+  [[nodiscard]] std::uint64_t least(const Cost& cost, const Allowed& allowed) const;
   [[noreturn]] void refuse() const;
   void verify_all(const Plans& plans) const;
 
   const RankFitRequest& request_;
   std::vector<Trial> trials_;
-  std::optional<Error> rule_;                // the first of a schedule that something broke
-  std::uint64_t least_device_ = UINT64_MAX;  // of trials that fit into the host
-  std::uint64_t least_host_ = UINT64_MAX;    // of trials that fit into the device
+  std::vector<Variant> too_large_;
+  std::optional<Error> rule_;  // the first of a schedule that something broke
 };
 
-std::vector<std::string> RankFitter::schedules() const {
-  return request_.schedule == "auto" ? schedule_names() : std::vector<std::string>{request_.schedule};
-}
-
-RankFitter::Plans RankFitter::make_plans(const Trial& trial) const {
+Plans RankFitter::make_plans(const std::string& schedule, const PipelineInput& training) const {
   Plans plans;
-  plans.train = make_schedule(trial.schedule, trial.input);
-  PipelineInput input = trial.input;
+  plans.train = make_schedule(schedule, training);
+  PipelineInput input = training;
   input.save = true;
-  plans.save = make_schedule(trial.schedule, input);
+  plans.save = make_schedule(schedule, input);
   SPIPE_CHECK(plans.save.home_of_unit == plans.train.home_of_unit, "a save moves no unit");
   if (!request_.evaluation) return plans;
-  input = trial.input;
+  input = training;
   input.evaluate = true;
-  plans.evaluate = make_schedule(trial.schedule, input);
+  plans.evaluate = make_schedule(schedule, input);
   SPIPE_CHECK(plans.evaluate->home_of_unit == plans.train.home_of_unit, "an evaluation moves no unit");
   return plans;
 }
 
 // Of the fullest host.
-std::uint64_t RankFitter::host_bytes(const Plans& plans) const {
-  std::vector<std::uint64_t> bytes(static_cast<std::size_t>(plans.train.hosts()), 0);
-  for (std::size_t s = 0; s < plans.train.home_of_unit.size(); ++s) {
-    const int home = plans.train.home_of_unit[s];
+std::uint64_t RankFitter::host_bytes(const Plan& training, const Areas& areas) const {
+  std::vector<std::uint64_t> bytes(static_cast<std::size_t>(training.hosts()), 0);
+  for (std::size_t s = 0; s < training.home_of_unit.size(); ++s) {
+    const int home = training.home_of_unit[s];
     if (home < 0) continue;
-    auto& host = bytes[static_cast<std::size_t>(plans.train.host_of_rank[static_cast<std::size_t>(home)])];
+    auto& host = bytes[static_cast<std::size_t>(training.host_of_rank[static_cast<std::size_t>(home)])];
     host = checked_add(host, request_.store_bytes_of_unit[s]);
   }
-  std::uint64_t arena = 0, parking = 0;
-  std::vector<std::uint64_t> mailboxes(bytes.size(), 0);
-  for (const Plan* plan : plans.all()) {
-    arena = std::max(arena, plan->arena_bytes);
-    parking = std::max(parking, plan->parking_bytes);
-    for (std::size_t h = 0; h < mailboxes.size(); ++h) mailboxes[h] = std::max(mailboxes[h], plan->mailbox_bytes[h]);
+  for (const int host : training.host_of_rank) {
+    bytes[static_cast<std::size_t>(host)] += areas.parking + (request_.arena_on_host ? areas.arena : 0);
   }
-  for (const int host : plans.train.host_of_rank) {
-    bytes[static_cast<std::size_t>(host)] += parking + (request_.arena_on_host ? arena : 0);
+  for (std::size_t h = 0; h < bytes.size(); ++h) {
+    bytes[h] = round_up(bytes[h], 4096);
+    if (!areas.mailboxes.empty()) bytes[h] = checked_add(bytes[h], areas.mailboxes[h]);
   }
-  for (std::size_t h = 0; h < bytes.size(); ++h) bytes[h] = checked_add(round_up(bytes[h], 4096), mailboxes[h]);
   return *std::max_element(bytes.begin(), bytes.end());
 }
 
-bool RankFitter::try_thrift(Trial& trial, const Thrift& thrift) {
-  trial.input.prefetch = thrift.prefetch;
-  trial.input.park = thrift.park;
-  const Plans plans = make_plans(trial);
-  // Forward stages end where the last backward stage, or the head, begins.
-  trial.forward_stages = static_cast<int>(plans.train.options.forward_cuts.size());
-  trial.device_bytes = 0;
-  for (const Plan* plan : plans.all()) trial.device_bytes = std::max(trial.device_bytes, plan->device_bytes());
-  trial.host_bytes = host_bytes(plans);
-  const bool device_fits = request_.device_bytes == 0 || trial.device_bytes <= request_.device_bytes;
-  const bool host_fits = trial.host_bytes <= request_.host_bytes;
-  if (host_fits) least_device_ = std::min(least_device_, trial.device_bytes);
-  if (device_fits) least_host_ = std::min(least_host_, trial.host_bytes);
-  if (!device_fits) {
-    trial.refused = fmt::format("needs {} of device memory", format_bytes(trial.device_bytes));
-  } else if (!host_fits) {
-    trial.refused = fmt::format("needs {} of host memory", format_bytes(trial.host_bytes));
-  } else {
-    trial.refused.clear();
-    const Simulation simulation = simulate(plans.train, *request_.input.shape, request_.hardware);
+Need RankFitter::need_of(const Plans& plans) const {
+  Areas areas;
+  for (const Plan* plan : plans.all()) areas.add(*plan);
+  return {areas.device, host_bytes(plans.train, areas)};
+}
+
+// Of the training plan alone; all plans together need no less.
+Need RankFitter::need_of(const Plan& training) const {
+  Areas areas;
+  areas.add(training);
+  return {areas.device, host_bytes(training, areas)};
+}
+
+// Of a training plan before placement, which costs most of the time that a plan takes; the placed one needs no less.
+Need RankFitter::bound_of(const Plan& emitted) const {
+  const MemoryBound bound = memory_bound(emitted, *request_.input.shape, request_.input.grad_dtype_size);
+  const Areas areas{.device = bound.device(), .arena = bound.arena, .parking = bound.parking, .mailboxes = {}};
+  return {areas.device, host_bytes(emitted, areas)};
+}
+
+// Notes it when a trial, as it uses memory now, cannot fit.
+bool RankFitter::refused(Trial& trial, const Need& need) {
+  trial.device_bytes = need.device;
+  trial.host_bytes = need.host;
+  trial.refused.clear();
+  if (!fits_device(need)) {
+    trial.refused = fmt::format("needs {} of device memory", format_bytes(need.device));
+  } else if (!fits_host(need)) {
+    trial.refused = fmt::format("needs {} of host memory", format_bytes(need.host));
+  }
+  if (trial.refused.empty()) return false;
+  too_large_.push_back({trial.schedule, trial.input, need});
+  return true;
+}
+
+// Goes on to the first use of memory with which training fits; its step is simulated.
+void RankFitter::settle(Contender& contender) {
+  Trial& trial = contender.trial;
+  const model::ModelShape& shape = *request_.input.shape;
+  for (; contender.thrift < std::size(kThrifts); ++contender.thrift) {
+    const Thrift& thrift = kThrifts[contender.thrift];
+    if (request_.park && thrift.park != *request_.park) continue;
+    trial.input.prefetch = thrift.prefetch;
+    trial.input.park = thrift.park;
+    Plan plan = emit_pipeline(schedule_named(trial.schedule), trial.input);
+    if (refused(trial, bound_of(plan))) continue;
+    complete(plan, shape, request_.input.grad_dtype_size);
+    if (refused(trial, need_of(plan))) continue;
+    const Simulation simulation = simulate(plan, shape, request_.hardware);
     trial.step_seconds = simulation.step_seconds;
     trial.bubble = simulation.bubble;
     trial.exposed_optimizer_seconds = simulation.exposed_optimizer_seconds;
+    return;
   }
-  return trial.refused.empty();
 }
 
-void RankFitter::try_stages(const std::string& schedule, int forward, int backward) {
-  const model::ModelShape& shape = *request_.input.shape;
-  Trial trial;
-  trial.schedule = schedule;
-  trial.forward_stages = forward;
-  trial.backward_stages = backward;
-  trial.input = request_.input;
-  trial.input.backward_cuts = balanced_cuts(stage_weights(shape, true), backward);
-  trial.input.forward_cuts = balanced_cuts(stage_weights(shape, false), forward);
-  if (runs_both_passes_of_a_stage(schedule)) trial.input.forward_cuts.clear();
-  if (runs_both_passes_of_a_stage(schedule) && forward != backward) {
-    throw Error(fmt::format("{} runs both passes over the same stages, but {} forward and {} backward stages are asked for",
-                            schedule, forward, backward),
-                "parallel.forward_stages", "leave it out, or choose the schedule spipe or roundpipe");
-  }
-  try {
-    for (const Thrift& thrift : kThrifts) {
-      if (request_.park && thrift.park != *request_.park) continue;
-      if (try_thrift(trial, thrift)) break;
-    }
-  } catch (const Error& error) {
-    trial.refused = error.finding();
-    if (!rule_) rule_ = error;
-  }
-  const bool known = std::any_of(trials_.begin(), trials_.end(), [&](const Trial& other) {
-    return std::tie(other.schedule, other.forward_stages, other.backward_stages) ==
-           std::tie(trial.schedule, trial.forward_stages, trial.backward_stages);
-  });
-  if (!known) trials_.push_back(std::move(trial));
+// All plans of the job, if they fit together.
+std::optional<Plans> RankFitter::confirm(Contender& contender) {
+  Trial& trial = contender.trial;
+  Plans plans = make_plans(trial.schedule, trial.input);
+  if (!refused(trial, need_of(plans))) return plans;
+  ++contender.thrift;
+  settle(contender);
+  return std::nullopt;
 }
 
 void RankFitter::verify_all(const Plans& plans) const {
@@ -163,16 +197,40 @@ void RankFitter::verify_all(const Plans& plans) const {
   }
 }
 
+// The least `cost` of the complete needs that are `allowed`; UINT64_MAX if there is none. Exact: no variant needs less than is
+// known of it, so the search ends when the next can be no better than the best.
+template <typename Cost, typename Allowed>
+std::uint64_t RankFitter::least(const Cost& cost, const Allowed& allowed) const {
+  std::vector<const Variant*> order;
+  for (const Variant& variant : too_large_) order.push_back(&variant);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](const Variant* a, const Variant* b) { return cost(a->at_least) < cost(b->at_least); });
+  std::uint64_t best = UINT64_MAX;
+  for (const Variant* variant : order) {
+    if (cost(variant->at_least) >= best) break;
+    if (!allowed(variant->at_least)) continue;
+    const Need need = need_of(make_plans(variant->schedule, variant->input));
+    if (allowed(need)) best = std::min(best, cost(need));
+  }
+  return best;
+}
+
 void RankFitter::refuse() const {
-  if (least_device_ != UINT64_MAX && request_.device_bytes != 0 && least_device_ > request_.device_bytes) {
+  const auto device = [](const Need& need) { return need.device; };
+  const auto host = [](const Need& need) { return need.host; };
+  const std::uint64_t least_device = least(device, [&](const Need& need) { return fits_host(need); });
+  if (least_device != UINT64_MAX) {
     throw Error(
         fmt::format("device.memory {} ({} bytes) is too small; the smallest that works is {} ({} bytes)",
-                    format_bytes(request_.device_bytes), request_.device_bytes, format_bytes(least_device_), least_device_),
+                    format_bytes(request_.device_bytes), request_.device_bytes, format_bytes(least_device), least_device),
         {}, "raise device.memory to that, use more ranks, or make batch.micro, data.seq_len or the model smaller");
   }
-  if (least_host_ != UINT64_MAX) {
+  // The host is too small with the device as it is; or whatever the device has.
+  std::uint64_t least_host = least(host, [&](const Need& need) { return fits_device(need); });
+  if (least_host == UINT64_MAX) least_host = least(host, [](const Need&) { return true; });
+  if (least_host != UINT64_MAX) {
     throw Error(fmt::format("device.host_memory {} ({} bytes) is too small; the smallest that works is {} ({} bytes)",
-                            format_bytes(request_.host_bytes), request_.host_bytes, format_bytes(least_host_), least_host_),
+                            format_bytes(request_.host_bytes), request_.host_bytes, format_bytes(least_host), least_host),
                 {}, "free host memory, raise device.host_memory, use more hosts, or train a smaller model");
   }
   // A rule of the schedule; of the one that was asked for, it is the user's business.
@@ -182,30 +240,30 @@ void RankFitter::refuse() const {
               "change parallel.data, batch.sum_groups, the stages, or the number of ranks");
 }
 
-void RankFitter::search() {
-  const int units = request_.input.shape->unit_count();
-  const int ranks = std::max(1, request_.input.ranks / std::max(1, request_.input.replicas));
-  for (const std::string& schedule : schedules()) {
-    for (const int backward : stage_counts(request_.backward_stages, ranks, units)) {
-      if (runs_both_passes_of_a_stage(schedule)) {
-        const int forward = request_.schedule == "auto" ? backward : request_.forward_stages.value_or(backward);
-        try_stages(schedule, request_.backward_stages ? forward : backward, backward);
-        continue;
-      }
-      for (const int forward : stage_counts(request_.forward_stages, ranks, units)) {
-        // More forward stages than backward ones only fetch more often; if somebody asks for them, they are made.
-        if (forward <= backward || request_.forward_stages) try_stages(schedule, forward, backward);
-      }
-    }
+Plans RankFitter::search() {
+  const std::vector<std::string> schedules = request_.schedule == "auto" ? schedule_names() : std::vector{request_.schedule};
+  TrialList list = list_trials(request_.input, schedules, request_.forward_stages, request_.backward_stages);
+  rule_ = std::move(list.rule);
+  std::vector<Contender> contenders;
+  for (Trial& trial : list.trials) {
+    contenders.push_back({std::move(trial)});
+    if (contenders.back().trial.refused.empty()) settle(contenders.back());
   }
-  std::stable_sort(trials_.begin(), trials_.end(), [](const Trial& a, const Trial& b) {
-    return std::tuple(!a.refused.empty(), a.step_seconds, a.forward_stages + a.backward_stages) <
-           std::tuple(!b.refused.empty(), b.step_seconds, b.forward_stages + b.backward_stages);
-  });
-  if (trials_.empty() || !trials_.front().refused.empty()) refuse();
+  // The fastest whose other plans fit as well. They are made only of those that come first.
+  std::optional<Plans> plans;
+  while (!plans) {
+    const auto best = std::min_element(contenders.begin(), contenders.end(),
+                                       [](const Contender& a, const Contender& b) { return faster(a.trial, b.trial); });
+    if (best == contenders.end() || !best->trial.refused.empty()) break;
+    plans = confirm(*best);
+  }
+  for (Contender& contender : contenders) trials_.push_back(std::move(contender.trial));
+  std::stable_sort(trials_.begin(), trials_.end(), faster);
+  if (!plans) refuse();
+  return std::move(*plans);
 }
 
-void RankFitter::take(const RankChoice& choice) {
+Plans RankFitter::take(const RankChoice& choice) {
   Trial trial;
   trial.schedule = choice.schedule;
   trial.input = request_.input;
@@ -216,16 +274,12 @@ void RankFitter::take(const RankChoice& choice) {
   trial.forward_stages = static_cast<int>(choice.forward_cuts.size());
   trial.backward_stages = static_cast<int>(choice.backward_cuts.size());
   trials_.push_back(std::move(trial));
+  return make_plans(trials_.front().schedule, trials_.front().input);
 }
 
 RankFit RankFitter::run() {
   SPIPE_CHECK(request_.store_bytes_of_unit.size() == request_.input.shape->store_units.size(), "every unit has its state");
-  if (request_.choice) {
-    take(*request_.choice);
-  } else {
-    search();
-  }
-  Plans plans = make_plans(trials_.front());
+  Plans plans = request_.choice ? take(*request_.choice) : search();
   if (!request_.choice) verify_all(plans);
   RankFit fit;
   for (const Plan* plan : plans.all()) {

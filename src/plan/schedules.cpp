@@ -31,13 +31,17 @@ const std::vector<std::string>& schedule_names() {
   return names;
 }
 
-Plan make_schedule(const std::string& name, const PipelineInput& input) {
+const Schedule& schedule_named(const std::string& name) {
   const auto found = std::find_if(schedules().begin(), schedules().end(), [&](const auto& s) { return s.name == name; });
   if (found == schedules().end()) {
     throw Error(fmt::format("unknown schedule \"{}\"", name), "parallel.schedule",
                 fmt::format("one of {}", fmt::join(schedule_names(), ", ")));
   }
-  Plan plan = emit_pipeline(*found, input);
+  return *found;
+}
+
+Plan make_schedule(const std::string& name, const PipelineInput& input) {
+  Plan plan = emit_pipeline(schedule_named(name), input);
   complete(plan, *input.shape, input.grad_dtype_size);
   return plan;
 }

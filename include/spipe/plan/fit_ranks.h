@@ -37,13 +37,17 @@ struct RankFitRequest {
 struct RankFit {
   Plan train, train_and_save;
   std::optional<Plan> evaluate;
-  std::string reason;         // one line: what was chosen among how many
-  std::vector<Trial> trials;  // those that fit by predicted step time: the choice and the runners-up; then the refused
+  std::string reason;  // one line: what was chosen among how many
+  // Those that fit by predicted step time: the choice and the runners-up, whose bytes are of their training plan; then the
+  // refused.
+  std::vector<Trial> trials;
   std::uint64_t arena_bytes = 0, parking_bytes = 0;  // per rank, over the plans
 };
 
-// The same request gives the same plans everywhere; all of them are verified. Throws Error (exit code 2) when nothing fits: for
-// the device it names the smallest budget that works, exact to the byte.
+// The same request gives the same plans everywhere; all of them are verified. Throws Error (exit code 2) when nothing fits: it
+// names the smallest budget that works, exact to the byte, for the device within the host's budget, else for the host within
+// the device's (when both are too small, for the host alone). A schedule asked for by name that cannot do it throws its own
+// rule.
 [[nodiscard]] RankFit fit_ranks(const RankFitRequest& request);
 [[nodiscard]] RankChoice choice_of(const Trial& trial);
 

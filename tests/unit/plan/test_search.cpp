@@ -76,7 +76,13 @@ TEST_CASE("a device too small for some plans leaves the others - one too small f
   CHECK(trials.front().device_bytes <= least);
   CHECK(std::any_of(trials.begin(), trials.end(),
                     [](const Trial& t) { return t.refused.find("device memory") != std::string::npos; }));
+  // With less, plans fetch later and park.
   hardware.memory_bytes = least - 1;
+  trials = search_schedules(request_for(shape, hardware));
+  REQUIRE(trials.front().refused.empty());
+  CHECK(trials.front().device_bytes < least);
+  CHECK((trials.front().input.prefetch == 0 || trials.front().input.park));
+  hardware.memory_bytes = 1;
   CHECK_FALSE(search_schedules(request_for(shape, hardware)).front().refused.empty());
 }
 
@@ -91,4 +97,41 @@ TEST_CASE("given stage counts and schedules are the only ones tried") {
   CHECK(trials[0].schedule == "spipe");
   CHECK(trials[0].input.forward_cuts.size() == 4);
   CHECK(trials[0].input.backward_cuts.size() == 12);
+
+  // Both passes of mobius have the same stages: a number for one of them is meant for both, two numbers cannot be.
+  request.schedules = {"mobius"};
+  request.backward_stages.reset();
+  const std::vector<Trial> both = search_schedules(request);
+  REQUIRE(both.size() == 1);
+  CHECK(both[0].refused.empty());
+  CHECK(both[0].backward_stages == 4);
+  request.backward_stages = 12;
+  CHECK(search_schedules(request).front().refused.find("same stages") != std::string::npos);
+}
+
+TEST_CASE("stage counts out of range are refused by name") {
+  const model::ModelShape shape = small_shape({.layers = 4});
+  SearchRequest request = request_for(shape, four_devices());
+  request.backward_stages = 7;
+  CHECK_THROWS_WITH(search_schedules(request), Catch::Contains("parallel.backward_stages") && Catch::Contains("1 to 6"));
+  request.backward_stages = 6;
+  CHECK_NOTHROW(search_schedules(request));
+  request.forward_stages = 0;
+  CHECK_THROWS_WITH(search_schedules(request), Catch::Contains("parallel.forward_stages"));
+}
+
+TEST_CASE("a host's memory counts its share of the state, all parking of its ranks, and its mailboxes") {
+  const model::ModelShape shape = small_shape({.layers = 14});
+  SearchRequest request = request_for(shape, four_devices());
+  request.store_bytes = 1'000'000;
+  request.schedules = {"spipe"};
+  request.forward_stages = 4;
+  request.backward_stages = 12;
+  request.hardware.memory_bytes = search_schedules(request).front().device_bytes - 1;
+  const Trial trial = search_schedules(request).front();
+  REQUIRE(trial.refused.empty());
+  REQUIRE(trial.input.park);
+  const Plan plan = make_schedule(trial.schedule, trial.input);
+  REQUIRE(plan.parking_bytes > 0);
+  CHECK(trial.host_bytes == 1'000'000 + 4 * plan.parking_bytes + plan.mailbox_bytes.at(0));
 }
