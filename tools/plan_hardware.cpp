@@ -37,7 +37,11 @@ void check_schedule_name(const std::string& name) {
 
 void plan_on_hardware(const config::Config& config, const HardwareFlags& flags) {
   check_schedule_name(flags.schedule);
-  const plan::Hardware hardware = hardware_of(flags);
+  plan::Hardware hardware = hardware_of(flags);
+  // A budget of the config counts where it is the smaller one.
+  if (const auto& budget = config.device.memory) {
+    hardware.memory_bytes = hardware.memory_bytes == 0 ? *budget : std::min(hardware.memory_bytes, *budget);
+  }
   std::string source;
   const model::Architecture architecture = exec::load_architecture(config, &source);
   model::check_architecture(architecture, source);

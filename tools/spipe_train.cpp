@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <string>
 #include <string_view>
 
 #include "spipe/base/error.h"
@@ -108,7 +110,30 @@ class Console : public exec::RunListener {
   double window_seconds_ = 0, flops_per_token_ = 0, peak_flops_ = 0;
 };
 
-void print_end(const config::Config& config, const exec::RunSummary& summary, const std::string& file) {
+// A word as a shell reads it back.
+std::string quoted(const std::string& word) {
+  if (!word.empty() &&
+      word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./:=,+-") == std::string::npos) {
+    return word;
+  }
+  std::string text = "'";
+  for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return text + "'";
+}
+
+// What this run was started with, to go on from where it ends.
+std::string go_on_command(const comm::World& world, int argc, char** argv) {
+  std::string text = world.size() > 1 ? fmt::format("scripts/launch.sh {}", world.size()) : quoted(argv[0]);
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (word == "--resume" || word == "--resume-auto" || (word == "auto" && std::string_view(argv[i - 1]) == "--resume"))
+      continue;
+    text += " " + quoted(word);
+  }
+  return text + " --resume";
+}
+
+void print_end(const config::Config& config, const exec::RunSummary& summary, const std::string& go_on) {
   const std::string dir = config.checkpoint.dir.string();
   if (summary.already_finished) {
     fmt::print("already finished: step {} of {}; nothing to do\n", summary.steps_done, config.train.steps);
@@ -127,11 +152,10 @@ void print_end(const config::Config& config, const exec::RunSummary& summary, co
   }
   fmt::print("  checkpoint  {}\n", summary.checkpoint.string());
   if (config.log.jsonl) fmt::print("  metrics     {}/metrics.jsonl\n", dir);
-  if (summary.code != ExitCode::kOk) fmt::print("  go on       spipe-train {} --resume\n", file);
-  if (summary.code == ExitCode::kOk) {
-    fmt::print("  go on       spipe-train {} --resume --set train.steps={} --allow-change train.steps\n", file,
-               2 * config.train.steps);
-  }
+  fmt::print("  go on       {}{}\n", go_on,
+             summary.code == ExitCode::kOk
+                 ? fmt::format(" --set train.steps={} --allow-change train.steps", 2 * config.train.steps)
+                 : "");
 }
 
 // CLI11 takes arguments last first. "--resume auto" becomes one flag, so that "--resume run.yaml" means what it says.
@@ -154,8 +178,8 @@ void write_trace(comm::World& world, const report::TraceWriter& trace, const std
   if (world.rank() == 0) report::write_trace(file, report::merge_traces(ranks));
 }
 
-int train_on(comm::World& world, const std::string& file, const std::vector<std::string>& overrides,
-             exec::RunOptions& options) {
+int train_on(comm::World& world, const std::string& file, const std::vector<std::string>& overrides, exec::RunOptions& options,
+             const std::string& go_on) {
   const config::Config config = config::load_config(file, overrides);
   report::TraceWriter trace;
   if (config.log.trace) options.observers.push_back(&trace);
@@ -165,8 +189,28 @@ int train_on(comm::World& world, const std::string& file, const std::vector<std:
   world.finish();
   if (world.rank() != 0) return static_cast<int>(summary.code);
   console.finish();
-  print_end(config, summary, file);
+  print_end(config, summary, go_on);
   return static_cast<int>(summary.code);
+}
+
+// What a run would do. Started on several ranks, one of them shows the plan of all.
+void show_plan(const std::string& file, const std::vector<std::string>& overrides) {
+  const comm::LaunchFacts facts = comm::launch_facts();
+  if (facts.rank != 0) return;
+  std::optional<exec::Job> job;
+  if (facts.size > 1) {
+    job.emplace();
+    job->host_of_rank.clear();
+    const int of_machine = facts.local_size > 0 ? facts.local_size : facts.size;
+    for (int rank = 0; rank < facts.size; ++rank) {
+      const int machine = rank / of_machine, group = rank % of_machine * facts.fake_hosts / of_machine;
+      job->host_of_rank.push_back(machine * facts.fake_hosts + group);
+    }
+  }
+  const config::Config config = config::load_config(file, overrides);
+  const auto device = device::make_cpu_device({});
+  const exec::RunSetup setup = exec::prepare_run(config, device->info(), {}, job);
+  fmt::print("{}\n{}\n{}\n{}", config::resolved_text(config), model_table(setup), memory_table(setup), plan_text(setup));
 }
 
 // One of several: whatever goes wrong ends all of them, and is said once.
@@ -198,7 +242,8 @@ int run(int argc, char** argv) {
       "  spipe-train run.yaml --resume            continue from the newest complete checkpoint\n"
       "  spipe-train run.yaml --dry-run           print the resolved config, memory and plan; train nothing\n"
       "  scripts/launch.sh 4 run.yaml             on four ranks of this machine (mpirun, with what it needs)\n"
-      "Signals: SIGINT/SIGTERM/SIGUSR2 save and stop (exit code 75), a second SIGINT stops at once; SIGUSR1 saves and goes "
+      "Signals: SIGINT/SIGTERM/SIGUSR2 save and stop (exit code 75), a second SIGINT (a second later or more) stops at once; "
+      "SIGUSR1 saves and goes "
       "on.\n"
       "Every config key is described in docs/config.md.");
   std::string file;
@@ -222,15 +267,13 @@ int run(int argc, char** argv) {
 
   init_logging(verbose ? LogLevel::debug : LogLevel::info);
   if (dry_run) {
-    const config::Config config = config::load_config(file, overrides);
-    const auto device = device::make_cpu_device({});
-    const exec::RunSetup setup = exec::prepare_run(config, device->info(), {});
-    fmt::print("{}\n{}\n{}\n{}", config::resolved_text(config), model_table(setup), memory_table(setup), plan_text(setup));
+    show_plan(file, overrides);
     return 0;
   }
   comm::World world;  // before any other thread: how ranks end together
-  return world.size() == 1 ? train_on(world, file, overrides, options)
-                           : as_rank(world, [&] { return train_on(world, file, overrides, options); });
+  const std::string go_on = go_on_command(world, argc, argv);
+  const auto body = [&] { return train_on(world, file, overrides, options, go_on); };
+  return world.size() == 1 ? body() : as_rank(world, body);
 }
 
 }  // namespace

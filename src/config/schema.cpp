@@ -379,7 +379,8 @@ void add_checkpoint_and_log(std::vector<Key>& table) {
       {"save_total_limit"}));
   table.push_back(named_also(integer("log.every", SPIPE_FIELD(log.every), at_least(1), "Steps between lines of progress."),
                              {"log_interval", "logging_steps", "log_every"}));
-  table.push_back(boolean("log.jsonl", SPIPE_FIELD(log.jsonl), "Write metrics.jsonl into the run folder, one line per step."));
+  table.push_back(boolean("log.jsonl", SPIPE_FIELD(log.jsonl),
+                          "Write metrics.jsonl into the run folder: a line every log.every steps and for every evaluation."));
   table.push_back(boolean("log.trace", SPIPE_FIELD(log.trace), "Write a Chrome trace of the tasks into the run folder."));
   table.push_back(planned_key("log.tensorboard", "false", "use log.jsonl", "Write TensorBoard event files."));
 }

@@ -3,9 +3,12 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "spipe/base/checked.h"
 #include "spipe/base/error.h"
+#include "spipe/base/host.h"
+#include "spipe/exec/executor.h"
 #include "spipe/plan/fit_ranks.h"
 #include "spipe/plan/verifier.h"
 
@@ -44,6 +47,15 @@ plan::Hardware hardware_of(const RunSetup& setup, const device::DeviceRates& rat
   hardware.d2h_bytes_per_s = known(rates.d2h_bytes, kUnmeasuredLink);
   hardware.update_params_per_s_rank = known(rates.adam_parameters, kUnmeasuredUpdate);
   hardware.update_params_per_s = hardware.update_params_per_s_rank * hardware.ranks_per_host;
+  // Ranks that share processors compute at their share of the rate, which was measured while the others waited.
+  const auto& threads = setup.job.threads_of_rank;
+  if (!threads.empty()) {
+    const double wanted = std::accumulate(threads.begin(), threads.end(), 0.0) / setup.job.hosts();
+    const double share = std::max(1.0, wanted / usable_cpus());
+    hardware.matmul_flops /= share;
+    hardware.update_params_per_s_rank /= share;
+    hardware.update_params_per_s /= share;
+  }
   if (setup.job.hosts() > 1) hardware.network_bytes_per_s = kUnmeasuredNetwork;
   return hardware;
 }
@@ -127,6 +139,10 @@ void fit_pipeline(RunSetup& setup, const device::DeviceRates& rates, bool arena_
   }
   request.arena_on_host = arena_on_host;
   request.evaluation = !config.data.eval.empty();
+  request.extra_host_bytes = [&setup](const plan::Plan& plan, int host) {
+    const bool trains = !plan.options.evaluate && !plan.options.save;
+    return executor_host_bytes(plan, setup.shape, host) + (trains ? optim::NormTable::bytes(setup.shape) : 0);
+  };
   request.choice = setup.job.choice;
   plan::RankFit found = plan::fit_ranks(request);
 

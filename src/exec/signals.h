@@ -5,9 +5,9 @@ namespace spipe::exec {
 
 enum class SignalRequest { none, save_and_go_on, save_and_stop };
 
-// SIGBUS ends with a message, SIGXFSZ becomes an error of write(). SIGINT, SIGTERM, SIGUSR2: save and stop (a second SIGINT or
-// SIGTERM ends the process at once with code 130); SIGUSR1: save, go on. Of several ranks SIGINT and SIGTERM are the
-// launcher's.
+// SIGBUS ends with a message, SIGXFSZ becomes an error of write(). SIGINT, SIGTERM, SIGHUP, SIGUSR2: save and stop (a SIGINT
+// more than a second after the first ends the process at once with code 130); SIGUSR1: save, go on. Of several ranks SIGINT,
+// SIGTERM and SIGHUP are the launcher's.
 void install_signal_handlers(bool several_ranks);
 // The request since the last call (save_and_stop stays until the end).
 [[nodiscard]] SignalRequest take_signal_request();

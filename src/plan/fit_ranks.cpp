@@ -24,14 +24,20 @@ struct Need {
 // What plans of one job need of each area, at different times.
 struct Areas {
   std::uint64_t device = 0, arena = 0, parking = 0;
-  std::vector<std::uint64_t> mailboxes;
+  std::vector<std::uint64_t> mailboxes, extra;  // by host; extra: of all plans together
 
-  void add(const Plan& plan) {
+  void add(const Plan& plan, const RankFitRequest& request) {
+    add_extra(plan, request);
     device = std::max(device, plan.device_bytes());
     arena = std::max(arena, plan.arena_bytes);
     parking = std::max(parking, plan.parking_bytes);
     mailboxes.resize(plan.mailbox_bytes.size(), 0);
     for (std::size_t h = 0; h < mailboxes.size(); ++h) mailboxes[h] = std::max(mailboxes[h], plan.mailbox_bytes[h]);
+  }
+  void add_extra(const Plan& plan, const RankFitRequest& request) {
+    extra.resize(static_cast<std::size_t>(plan.hosts()), 0);
+    if (!request.extra_host_bytes) return;
+    for (std::size_t h = 0; h < extra.size(); ++h) extra[h] += request.extra_host_bytes(plan, static_cast<int>(h));
   }
 };
 
@@ -112,26 +118,27 @@ std::uint64_t RankFitter::host_bytes(const Plan& training, const Areas& areas) c
     auto& host = bytes[static_cast<std::size_t>(training.host_of_rank[static_cast<std::size_t>(home)])];
     host = checked_add(host, request_.store_bytes_of_unit[s]);
   }
+  for (std::size_t h = 0; h < bytes.size(); ++h) {
+    bytes[h] = round_up(bytes[h], 4096);  // as the store's layout is
+    if (!areas.mailboxes.empty()) bytes[h] = checked_add(bytes[h], areas.mailboxes[h]);
+    if (!areas.extra.empty()) bytes[h] = checked_add(bytes[h], areas.extra[h]);
+  }
   for (const int host : training.host_of_rank) {
     bytes[static_cast<std::size_t>(host)] += areas.parking + (request_.arena_on_host ? areas.arena : 0);
-  }
-  for (std::size_t h = 0; h < bytes.size(); ++h) {
-    bytes[h] = round_up(bytes[h], 4096);
-    if (!areas.mailboxes.empty()) bytes[h] = checked_add(bytes[h], areas.mailboxes[h]);
   }
   return *std::max_element(bytes.begin(), bytes.end());
 }
 
 Need RankFitter::need_of(const Plans& plans) const {
   Areas areas;
-  for (const Plan* plan : plans.all()) areas.add(*plan);
+  for (const Plan* plan : plans.all()) areas.add(*plan, request_);
   return {areas.device, host_bytes(plans.train, areas)};
 }
 
 // Of the training plan alone; all plans together need no less.
 Need RankFitter::need_of(const Plan& training) const {
   Areas areas;
-  areas.add(training);
+  areas.add(training, request_);
   return {areas.device, host_bytes(training, areas)};
 }
 

@@ -25,6 +25,9 @@ std::string progress_text(const StepMetrics& metrics, std::uint64_t total_steps,
   }
   text += fmt::format("  norm {}  lr {:.1e}", short_number(metrics.grad_norm), metrics.lr);
   text += fmt::format("  {} tok/s", format_count(metrics.tokens_per_s));
+  if (eta_seconds > 0 && std::isfinite(eta_seconds)) {
+    text += "  ETA " + format_duration(eta_seconds);
+  }
   if (metrics.peak_fraction) {
     text += fmt::format("  {:.0f} % of peak", *metrics.peak_fraction * 100);
   }
@@ -33,9 +36,6 @@ std::string progress_text(const StepMetrics& metrics, std::uint64_t total_steps,
   }
   if (metrics.skipped_steps > 0) {
     text += fmt::format("  skipped {}", metrics.skipped_steps);
-  }
-  if (eta_seconds > 0 && std::isfinite(eta_seconds)) {
-    text += "  ETA " + format_duration(eta_seconds);
   }
   return text;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -31,6 +32,8 @@ struct RankFitRequest {
   std::vector<std::uint64_t> store_bytes_of_unit;      // state of a store unit, on the host of its home
   bool arena_on_host = true;                           // CPU devices: the arenas of a host's ranks count against host_bytes too
   bool evaluation = false;                             // an evaluation plan must fit as well
+  // What running a plan takes of a host beside store, arenas, parking and mailboxes; empty: nothing.
+  std::function<std::uint64_t(const Plan& plan, int host)> extra_host_bytes;
   std::optional<RankChoice> choice;  // instead of searching: made without asking whether it fits, not verified again
 };
 

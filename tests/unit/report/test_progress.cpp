@@ -136,7 +136,7 @@ std::size_t occurrences(const std::string& text, const std::string& part) {
 
 TEST_CASE("the progress line reads as documented") {
   CHECK(progress_text(example(), 2000, 187) ==
-        "step 120/2000  loss 2.3412  norm 0.81  lr 2.9e-04  12.4 k tok/s  71 % of peak  link 310/95 MB/s  ETA 3 m 07 s");
+        "step 120/2000  loss 2.3412  norm 0.81  lr 2.9e-04  12.4 k tok/s  ETA 3 m 07 s  71 % of peak  link 310/95 MB/s");
 }
 
 TEST_CASE("a window's tokens per second are shown as they are, and an unknown peak is left out") {
