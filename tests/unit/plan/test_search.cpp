@@ -60,7 +60,7 @@ TEST_CASE("the search orders what fits by simulated time and keeps the refused w
 }
 
 TEST_CASE("a device too small for some plans leaves the others - one too small for all leaves none") {
-  const model::ModelShape shape = small_shape({.layers = 14});
+  const model::ModelShape shape = small_shape({.layers = 8});
   Hardware hardware = four_devices();
   std::vector<Trial> trials = search_schedules(request_for(shape, hardware));
   std::uint64_t least = UINT64_MAX, most = 0;
