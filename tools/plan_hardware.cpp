@@ -33,6 +33,21 @@ void check_schedule_name(const std::string& name) {
                               : fmt::format("did you mean '{}'?", nearest));
 }
 
+// Of the trials that only lack memory, the one that needs least of a device says why; else a schedule's rule.
+[[noreturn]] void refuse(const std::vector<plan::Trial>& trials, const std::string& hardware) {
+  const plan::Trial* nearest = nullptr;
+  for (const plan::Trial& trial : trials) {
+    if (trial.device_bytes == 0) continue;
+    if (nearest == nullptr || trial.device_bytes < nearest->device_bytes) nearest = &trial;
+  }
+  if (nearest == nullptr) {
+    throw Error(fmt::format("no schedule can run this, of {} tried: {}", trials.size(), trials.front().refused), hardware,
+                "change the schedule, the stages, the replicas or batch.sum_groups");
+  }
+  throw Error(fmt::format("no schedule fits, of {} tried: {} {}", trials.size(), nearest->schedule, nearest->refused), hardware,
+              "use more ranks or hosts (--hosts), more memory, or a smaller batch.micro or model");
+}
+
 }  // namespace
 
 void plan_on_hardware(const config::Config& config, const HardwareFlags& flags) {
@@ -71,12 +86,7 @@ void plan_on_hardware(const config::Config& config, const HardwareFlags& flags) 
   fmt::print("{}: {} hosts x {} ranks; {} parameters, {} micro-batches of {} x {} tokens\n", hardware.name, hardware.hosts,
              hardware.ranks_per_host, format_count(static_cast<double>(shape.parameters())), request.input.micro_batches,
              config.batch.micro, config.data.seq_len);
-  if (trials.empty() || !trials.front().refused.empty()) {
-    throw Error(fmt::format("no schedule fits ({} tried)", trials.size()), flags.hardware,
-                trials.empty() ? ""
-                               : fmt::format("{} {}/{} {}", trials.front().schedule, trials.front().forward_stages,
-                                             trials.front().backward_stages, trials.front().refused));
-  }
+  if (!trials.front().refused.empty()) refuse(trials, flags.hardware);  // at least one is always tried
   const auto refused = std::count_if(trials.begin(), trials.end(), [](const plan::Trial& t) { return !t.refused.empty(); });
   fmt::print("{}{} more fit, {} were refused\n", trial_table(trials),
              trials.size() - static_cast<std::size_t>(refused) -
@@ -85,7 +95,7 @@ void plan_on_hardware(const config::Config& config, const HardwareFlags& flags) 
   const plan::Trial& best = trials.front();
   const plan::Plan plan = plan::make_schedule(best.schedule, best.input);
   const plan::Simulation simulation = plan::simulate(plan, shape, hardware);
-  fmt::print("\n{}", plan::simulation_summary(plan, simulation));
+  fmt::print("\n{}\n{}", plan::summary(plan), plan::simulation_summary(plan, simulation));
   const auto slices = plan::slices_of(plan, simulation);
   if (!flags.timeline.empty()) {
     plan::TimelineText text;
