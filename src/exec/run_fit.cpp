@@ -68,6 +68,32 @@ void verify_or_fail(const plan::Plan& plan, const model::ModelShape& shape, cons
 
 }  // namespace
 
+namespace {
+
+std::uint64_t staging_bytes(const RunSetup& setup) {
+  std::uint64_t bytes = optim::NormTable::bytes(setup.shape);
+  bytes += executor_host_bytes(setup.fit.train, setup.shape) + executor_host_bytes(setup.train_and_save, setup.shape);
+  if (setup.fit.evaluate) bytes += executor_host_bytes(*setup.fit.evaluate, setup.shape);
+  return bytes;
+}
+
+std::uint64_t host_bytes_without_staging(const RunSetup& setup, bool arena_on_host) {
+  std::uint64_t parking = std::max(setup.fit.train.parking_bytes, setup.train_and_save.parking_bytes);
+  if (setup.fit.evaluate) parking = std::max(parking, setup.fit.evaluate->parking_bytes);
+  return setup.layout.bytes + parking + (arena_on_host ? setup.fit.arena_bytes : 0);
+}
+
+bool fits(const plan::FitRequest& request) {
+  try {
+    (void)plan::fit(request);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+}  // namespace
+
 void fit_one_rank(RunSetup& setup, const device::DeviceRates& rates, bool arena_on_host) {
   const config::Config& config = setup.config;
   setup.layout = store::make_store_layout(setup.shape, setup.format);
@@ -87,12 +113,21 @@ void fit_one_rank(RunSetup& setup, const device::DeviceRates& rates, bool arena_
   request.matmul_flops = known(rates.matmul_flops, request.matmul_flops);
   request.link_bytes = known(rates.h2d_bytes, request.link_bytes);
   setup.hardware = hardware_of(setup, rates);
-  setup.fit = plan::fit(request);
-
-  plan::ScheduleOptions with_save = setup.fit.train.options;
-  with_save.save = true;
-  setup.train_and_save = plan::schedule_streaming(request.input, with_save);
-  setup.fit.arena_bytes = std::max(setup.fit.arena_bytes, setup.train_and_save.arena_bytes);
+  // Plans also need staging, which is known when they are: what it takes is kept free the next time.
+  constexpr int kRounds = 4;
+  for (int round = 1;; ++round) {
+    setup.fit = plan::fit(request);
+    plan::ScheduleOptions with_save = setup.fit.train.options;
+    with_save.save = true;
+    setup.train_and_save = plan::schedule_streaming(request.input, with_save);
+    setup.fit.arena_bytes = std::max(setup.fit.arena_bytes, setup.train_and_save.arena_bytes);
+    const std::uint64_t staging = staging_bytes(setup);
+    const std::uint64_t needed = host_bytes_without_staging(setup, arena_on_host) + staging;
+    if (needed <= setup.host_limit || round == kRounds || staging >= setup.host_limit) break;
+    request.host_bytes = setup.host_limit - staging;
+    if (!fits(request)) break;  // sum_host_bytes says what the plan at hand needs
+  }
+  request.host_bytes = setup.host_limit;
 
   plan::Limits limits;
   limits.store_bytes = setup.layout.bytes;

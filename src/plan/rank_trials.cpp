@@ -68,7 +68,7 @@ class Lister {
     for (const int backward : stage_counts(wanted_backward_, ranks, units)) {
       for (const int forward : stage_counts(wanted_forward_, ranks, units)) {
         // More forward stages than backward ones only fetch more often; if somebody asks for them, they are made.
-        if (forward <= backward || wanted_forward_) add(schedule, forward, backward);
+        if (forward <= backward || wanted_forward_ || wanted_backward_) add(schedule, forward, backward);
       }
     }
   }
