@@ -6,8 +6,8 @@
 
 namespace spipe {
 
-// Process exit codes. The user's mistakes (config, files, flags, environment, budgets) end with kUser; kSaved: a signal asked for
-// a save and an end, both done (run again with --resume).
+// Process exit codes. The user's mistakes (config, files, flags, environment, budgets) end with kUser; kSaved: a signal asked
+// for a save and an end, both done (run again with --resume).
 enum class ExitCode : int { kOk = 0, kInternal = 1, kUser = 2, kNonFinite = 3, kSaved = 75, kInterrupted = 130 };
 
 // A problem the user can act on. `what` is the finding ("unknown key 'lrr'"), `where` the place

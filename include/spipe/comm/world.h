@@ -30,7 +30,7 @@ struct Message {
   std::uint64_t tag = 0;
   std::span<std::byte> bytes;  // untouched by others from when all of `after` is reached to `done`
   std::vector<After> after;    // the bytes may be read (send) or written (receive) once all are reached
-  Counter* done = nullptr;  // signalled with done_value when the bytes are sent or have arrived
+  Counter* done = nullptr;     // signalled with done_value when the bytes are sent or have arrived
   std::uint64_t done_value = 0;
 };
 
