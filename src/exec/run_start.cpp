@@ -162,7 +162,7 @@ void Run::check_agreement() {
   }
   if (const auto other = first_difference(setup_.numerics.text())) {
     throw Error(fmt::format("{} computes otherwise than rank 0: '{}' against '{}'", who, other->first, other->second), place,
-                "set device.cpu_isa to what all machines have, and install the same libraries");
+                "set device.isa to what all machines have, and install the same libraries");
   }
   std::uint64_t hash = plan::plan_hash(setup_.fit.train) * 3 + plan::plan_hash(setup_.train_and_save);
   if (setup_.fit.evaluate) hash = hash * 3 + plan::plan_hash(*setup_.fit.evaluate);

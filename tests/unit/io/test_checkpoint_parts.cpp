@@ -51,6 +51,26 @@ CheckpointInfo save_whole(const std::filesystem::path& run, std::uint64_t step, 
   return writer.finish();
 }
 
+// Writes the file of `folder` that holds the tensor again, with the same bytes, the tensor being flat.
+void reshape_tensor(const std::filesystem::path& folder, const std::string& name) {
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() != ".safetensors") continue;
+    const SafetensorsFile file(entry.path());
+    if (file.find(name) == nullptr) continue;
+    std::vector<TensorInfo> tensors = file.tensors();
+    for (TensorInfo& tensor : tensors) {
+      if (tensor.name == name) tensor.shape = {tensor.elements()};
+    }
+    const std::filesystem::path changed = folder / "changed";
+    SafetensorsWriter writer(changed, tensors);
+    for (const TensorInfo& tensor : file.tensors()) writer.write(tensor.name, file.data(tensor));
+    writer.finish();
+    std::filesystem::rename(changed, entry.path());
+    return;
+  }
+  FAIL("no tensor " << name);
+}
+
 std::filesystem::path temporary_folder(const std::filesystem::path& run, const std::string& digits) {
   return run / (kTemporaryPrefix + digits);
 }
@@ -292,18 +312,27 @@ TEST_CASE("a leader finishes with every other part, once each") {
   }
   parts.write_units(*leader, 0);
   CHECK_THROWS_AS(leader->part_manifest(), InternalError);
-  const std::vector<std::vector<std::string>> wrong{{}, {texts[0]}, {texts[1]}, {texts[0], texts[0]}, {texts[0], "{}"}};
+  // The last one has as many files as wanted, one of them of another checkpoint.
+  std::string foreign = texts[1];
+  const std::string name = "model-00003-of-00003", other_name = "model-00003-of-00004";
+  REQUIRE(foreign.find(name) != std::string::npos);
+  foreign.replace(foreign.find(name), name.size(), other_name);
+  const std::filesystem::path made = temporary_folder(run.path(), "00000001");
+  std::filesystem::copy_file(made / (name + ".safetensors"), made / (other_name + ".safetensors"));
+  const std::vector<std::vector<std::string>> wrong{
+      {}, {texts[0]}, {texts[1]}, {texts[0], texts[0]}, {texts[0], "{}"}, {texts[0], foreign}};
   for (std::size_t i = 0; i < wrong.size(); ++i) {
     const TempFolder again;
     const auto fresh = parts.writer(again.path(), 1, 0);
     parts.write_units(*fresh, 0);
-    for (const auto& file : std::filesystem::directory_iterator(temporary_folder(run.path(), "00000001"))) {
+    for (const auto& file : std::filesystem::directory_iterator(made)) {
       std::filesystem::copy_file(file, temporary_folder(again.path(), "00000001") / file.path().filename(),
                                  std::filesystem::copy_options::overwrite_existing);
     }
     CHECK_THROWS_AS(fresh->finish(wrong[i]), InternalError);
     CHECK(list_checkpoints(again.path()).empty());
   }
+  std::filesystem::remove(made / (other_name + ".safetensors"));
   CHECK(leader->finish(texts).step == 1);
 }
 
@@ -322,11 +351,12 @@ TEST_CASE("a writer takes every unit of its host once, in ascending order, and n
   CHECK_THROWS_AS(leader->unit(shape.store_unit_count()), InternalError);
   leader->unit(0);
   CHECK_THROWS_AS(leader->unit(0), InternalError);  // twice
+  CHECK_THROWS_WITH(leader->finish(), Catch::Contains("store unit 2 was left out"));
   leader->unit(2);
   CHECK_THROWS_AS(leader->unit(0), InternalError);
   const auto other = parts.writer(run.path(), 1, 1);
-  CHECK_THROWS_AS(other->part_manifest(), InternalError);  // some are left out
-  CHECK_THROWS_AS(leader->finish(), InternalError);
+  CHECK_THROWS_WITH(other->part_manifest(), Catch::Contains("store unit 1 was left out"));
+  CHECK_THROWS_WITH(leader->finish(), Catch::Contains("the part of host 1 is missing"));
   CHECK(list_checkpoints(run.path()).empty());
 }
 
@@ -354,7 +384,7 @@ TEST_CASE("units without tensors may be passed or not") {
 
 TEST_CASE("a host checks names and shapes of units that live elsewhere") {
   const ShardLimit shards(1);
-  const model::ModelShape shape = tiny_shape("llama");
+  const model::ModelShape shape = tiny_shape("llama", DType::bf16);
   TinyStore whole(shape);
   fill_store(shape, whole.store, 1);
   const TempFolder run;
@@ -368,6 +398,14 @@ TEST_CASE("a host checks names and shapes of units that live elsewhere") {
   table = Shape{table[0] + 1, table[1]};
   CHECK(contains(error_line([&] { (void)load_checkpoint(info, larger, second); }), "has shape"));
   CHECK(contains(error_line([&] { load_model(info.path, larger, second); }), "has shape"));
+  // Nor may moments and masters be of another shape than the weights.
+  for (const char* suffix : {".exp_avg", ".exp_avg_sq", ".master"}) {
+    const TempFolder odd;
+    const CheckpointInfo copy{1, odd / "step-00000001"};
+    std::filesystem::copy(info.path, copy.path);
+    reshape_tensor(copy.path, shape.store_units[0].parameters.front().name + suffix);
+    CHECK(contains(error_line([&] { (void)load_checkpoint(copy, shape, second); }), std::string(suffix) + "' has shape"));
+  }
   larger.store_units[0].parameters.front().name = "another.weight";
   CHECK(contains(error_line([&] { (void)load_checkpoint(info, larger, second); }), "missing: 'another.weight'"));
   CHECK(contains(error_line([&] { load_model(info.path, larger, second); }), "missing: 'another.weight'"));

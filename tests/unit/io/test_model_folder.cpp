@@ -148,6 +148,20 @@ TEST_CASE("tied embeddings, four ways (CASES O18)") {
   write_tensors(file, untied);
   CHECK(contains(refusal(folder.path(), tied_shape), "tie_word_embeddings, but 'lm_head.weight' differs"));
   CHECK_NOTHROW(load(folder.path(), untied_shape));
+
+  // Hosts that have the table compare it; the shape is everybody's.
+  std::vector<bool> here(tied_shape.store_units.size(), true);
+  const auto load_part = [&](bool with_table) {
+    here[static_cast<std::size_t>(tied_shape.tied_unit)] = with_table;
+    store::Store part(tied_shape, store::make_store_layout(tied_shape, store::store_format(DType::f32), here));
+    load_model(folder.path(), tied_shape, part);
+  };
+  CHECK(contains(error_line([&] { load_part(true); }), "'lm_head.weight' differs"));
+  CHECK_NOTHROW(load_part(false));
+  Tensors short_head = untied;
+  short_head["lm_head.weight"] = {.shape = {1}, .values = {0.0F}};
+  write_tensors(file, short_head);
+  CHECK(contains(error_line([&] { load_part(false); }), "has shape"));
 }
 
 TEST_CASE("missing, stray and misshapen tensors are refused by name (CASES O22, O26)") {
