@@ -72,7 +72,7 @@ void plan_on_hardware(const config::Config& config, const HardwareFlags& flags) 
   request.input.shape = &shape;
   request.input.compute_dtype_size = dtype_size(format.compute);
   request.input.grad_dtype_size = dtype_size(format.grad);
-  request.input.state_bytes_per_element = 2 * dtype_size(format.moment) + 4;
+  request.input.state_bytes_per_element = format.state_bytes_per_parameter();
   request.input.ranks = hardware.ranks();
   request.input.replicas = flags.replicas;
   for (int rank = 0; rank < hardware.ranks(); ++rank) request.input.host_of_rank.push_back(rank / hardware.ranks_per_host);

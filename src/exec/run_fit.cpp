@@ -68,32 +68,6 @@ void verify_or_fail(const plan::Plan& plan, const model::ModelShape& shape, cons
 
 }  // namespace
 
-namespace {
-
-std::uint64_t staging_bytes(const RunSetup& setup) {
-  std::uint64_t bytes = optim::NormTable::bytes(setup.shape);
-  bytes += executor_host_bytes(setup.fit.train, setup.shape) + executor_host_bytes(setup.train_and_save, setup.shape);
-  if (setup.fit.evaluate) bytes += executor_host_bytes(*setup.fit.evaluate, setup.shape);
-  return bytes;
-}
-
-std::uint64_t host_bytes_without_staging(const RunSetup& setup, bool arena_on_host) {
-  std::uint64_t parking = std::max(setup.fit.train.parking_bytes, setup.train_and_save.parking_bytes);
-  if (setup.fit.evaluate) parking = std::max(parking, setup.fit.evaluate->parking_bytes);
-  return setup.layout.bytes + parking + (arena_on_host ? setup.fit.arena_bytes : 0);
-}
-
-bool fits(const plan::FitRequest& request) {
-  try {
-    (void)plan::fit(request);
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
-}
-
-}  // namespace
-
 void fit_one_rank(RunSetup& setup, const device::DeviceRates& rates, bool arena_on_host) {
   const config::Config& config = setup.config;
   setup.layout = store::make_store_layout(setup.shape, setup.format);
@@ -113,21 +87,19 @@ void fit_one_rank(RunSetup& setup, const device::DeviceRates& rates, bool arena_
   request.matmul_flops = known(rates.matmul_flops, request.matmul_flops);
   request.link_bytes = known(rates.h2d_bytes, request.link_bytes);
   setup.hardware = hardware_of(setup, rates);
-  // Plans also need staging, which is known when they are: what it takes is kept free the next time.
-  constexpr int kRounds = 4;
-  for (int round = 1;; ++round) {
-    setup.fit = plan::fit(request);
-    plan::ScheduleOptions with_save = setup.fit.train.options;
-    with_save.save = true;
-    setup.train_and_save = plan::schedule_streaming(request.input, with_save);
-    setup.fit.arena_bytes = std::max(setup.fit.arena_bytes, setup.train_and_save.arena_bytes);
-    const std::uint64_t staging = staging_bytes(setup);
-    const std::uint64_t needed = host_bytes_without_staging(setup, arena_on_host) + staging;
-    if (needed <= setup.host_limit || round == kRounds || staging >= setup.host_limit) break;
-    request.host_bytes = setup.host_limit - staging;
-    if (!fits(request)) break;  // sum_host_bytes says what the plan at hand needs
-  }
-  request.host_bytes = setup.host_limit;
+  const auto with_saves = [&request](const plan::Plan& train) {
+    plan::ScheduleOptions options = train.options;
+    options.save = true;
+    return plan::schedule_streaming(request.input, options);
+  };
+  request.extra_host_bytes = [&](const plan::Plan& plan) {
+    const std::uint64_t own = executor_host_bytes(plan, setup.shape);
+    if (plan.options.evaluate) return own;
+    return own + executor_host_bytes(with_saves(plan), setup.shape) + optim::NormTable::bytes(setup.shape);
+  };
+  setup.fit = plan::fit(request);
+  setup.train_and_save = with_saves(setup.fit.train);
+  setup.fit.arena_bytes = std::max(setup.fit.arena_bytes, setup.train_and_save.arena_bytes);
 
   plan::Limits limits;
   limits.store_bytes = setup.layout.bytes;
@@ -152,7 +124,7 @@ void fit_pipeline(RunSetup& setup, const device::DeviceRates& rates, bool arena_
   request.input.shape = &setup.shape;
   request.input.compute_dtype_size = dtype_size(setup.format.compute);
   request.input.grad_dtype_size = dtype_size(setup.format.grad);
-  request.input.state_bytes_per_element = setup.schedule_input().state_bytes_per_element;
+  request.input.state_bytes_per_element = setup.format.state_bytes_per_parameter();
   request.input.ranks = setup.job.ranks();
   request.input.replicas = narrow<int>(config.parallel.data);
   request.input.host_of_rank = setup.job.host_of_rank;

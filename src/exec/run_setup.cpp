@@ -128,7 +128,7 @@ plan::ScheduleInput RunSetup::schedule_input() const {
   input.shape = &shape;
   input.compute_dtype_size = dtype_size(format.compute);
   input.grad_dtype_size = dtype_size(format.grad);
-  input.state_bytes_per_element = 2 * dtype_size(format.moment) + 4;
+  input.state_bytes_per_element = format.state_bytes_per_parameter();
   return input;
 }
 

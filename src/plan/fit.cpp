@@ -20,9 +20,14 @@ constexpr std::uint64_t kUnlimited = UINT64_MAX;
 
 struct Need {
   std::uint64_t device = kUnlimited, arena = 0, parking = 0;
+  std::uint64_t extra = 0;  // of the host; known of complete plans only
 };
 
-Need need_of(const Plan& plan) { return {plan.device_bytes(), plan.arena_bytes, plan.parking_bytes}; }
+// Of the plans that run at other times: arenas are shared, extras are not.
+struct Others {
+  std::uint64_t arena = 0, extra = 0;
+};
+
 Need need_of(const MemoryBound& bound) { return {bound.device(), bound.arena, bound.parking}; }
 
 std::uint64_t saturated_sum(std::uint64_t a, std::uint64_t b) { return a > kUnlimited - b ? kUnlimited : a + b; }
@@ -31,21 +36,26 @@ std::uint64_t saturated_sum(std::uint64_t a, std::uint64_t b) { return a > kUnli
 class Search {
  public:
   Search(const FitRequest& request, std::vector<Candidate> candidates)
-      : request_(request), candidates_(std::move(candidates)), bounds_(candidates_.size()), plans_(candidates_.size()) {}
+      : request_(request),
+        candidates_(std::move(candidates)),
+        bounds_(candidates_.size()),
+        plans_(candidates_.size()),
+        extras_(candidates_.size()) {}
 
-  // Bytes of host memory a plan takes, when another plan of the job needs `other_arena` at other times.
-  std::uint64_t host(const Need& need, std::uint64_t other_arena) const {
-    const std::uint64_t arena = request_.arena_on_host ? std::max(need.arena, other_arena) : 0;
-    return saturated_sum(saturated_sum(request_.store_bytes, arena), need.parking);
+  // Bytes of host memory that a plan takes together with the others of the job.
+  std::uint64_t host(const Need& need, const Others& others) const {
+    const std::uint64_t arena = request_.arena_on_host ? std::max(need.arena, others.arena) : 0;
+    const std::uint64_t extra = saturated_sum(need.extra, others.extra);
+    return saturated_sum(saturated_sum(request_.store_bytes, arena), saturated_sum(need.parking, extra));
   }
 
   // The fastest candidate within both budgets, or -1.
-  int fastest(std::uint64_t device_bytes, std::uint64_t other_arena) {
+  int fastest(std::uint64_t device_bytes, const Others& others) {
     for (std::size_t i = 0; i < candidates_.size(); ++i) {
       const auto fits = [&](const Need& need) {
-        return need.device <= device_bytes && host(need, other_arena) <= request_.host_bytes;
+        return need.device <= device_bytes && host(need, others) <= request_.host_bytes;
       };
-      if (fits(bound(i)) && fits(need_of(plan(i)))) return static_cast<int>(i);
+      if (fits(bound(i)) && fits(need(i))) return static_cast<int>(i);
     }
     return -1;
   }
@@ -63,10 +73,10 @@ class Search {
     for (const std::size_t i : order) {
       if (cost(bound(i)) >= best_cost) break;
       if (!allowed(bound(i))) continue;
-      const Need need = need_of(plan(i));
-      if (!allowed(need) || cost(need) >= best_cost) continue;
+      const Need whole = need(i);
+      if (!allowed(whole) || cost(whole) >= best_cost) continue;
       best = static_cast<int>(i);
-      best_cost = cost(need);
+      best_cost = cost(whole);
     }
     return best;
   }
@@ -75,6 +85,11 @@ class Search {
   const Plan& plan(std::size_t i) {
     if (!plans_[i]) plans_[i] = schedule_streaming(request_.input, candidates_[i].options);
     return *plans_[i];
+  }
+  Need need(std::size_t i) {
+    const Plan& whole = plan(i);
+    if (!extras_[i]) extras_[i] = request_.extra_host_bytes ? request_.extra_host_bytes(whole) : 0;
+    return {whole.device_bytes(), whole.arena_bytes, whole.parking_bytes, *extras_[i]};
   }
   Need bound(std::size_t i) {
     if (!bounds_[i]) bounds_[i] = need_of(memory_bound(request_, candidates_[i]));
@@ -95,6 +110,7 @@ class Search {
   std::vector<Candidate> candidates_;
   std::vector<std::optional<Need>> bounds_;
   std::vector<std::optional<Plan>> plans_;
+  std::vector<std::optional<std::uint64_t>> extras_;
 };
 
 void check_request(const FitRequest& request) {
@@ -125,14 +141,14 @@ class Fit {
     const std::uint64_t budget = request_.device_bytes == 0 ? kUnlimited : request_.device_bytes;
     int evaluation = -1;
     if (request_.evaluation) {
-      evaluation = evaluate_.fastest(budget, 0);
+      evaluation = evaluate_.fastest(budget, {});
       if (evaluation < 0) refuse(budget);
     }
-    int training = train_.fastest(budget, arena_of(evaluation));
+    int training = train_.fastest(budget, others(evaluation));
     if (training < 0 && request_.evaluation) {
       // A slower evaluation with a smaller arena may leave the host enough.
       evaluation = smallest_evaluation(budget);
-      training = train_.fastest(budget, arena_of(evaluation));
+      training = train_.fastest(budget, others(evaluation));
     }
     if (training < 0) {
       // Bounds pass over candidates quickly; that nothing fits is decided by complete plans.
@@ -143,7 +159,7 @@ class Fit {
     FitResult result;
     result.train = train_.plan(static_cast<std::size_t>(training));
     if (evaluation >= 0) result.evaluate = evaluate_.plan(static_cast<std::size_t>(evaluation));
-    result.arena_bytes = std::max(result.train.arena_bytes, arena_of(evaluation));
+    result.arena_bytes = std::max(result.train.arena_bytes, others(evaluation).arena);
     result.reason = reason(train_.candidate(training).options, budget);
     return result;
   }
@@ -161,12 +177,16 @@ class Fit {
     std::uint64_t device = kUnlimited;
   };
 
-  std::uint64_t arena_of(int evaluation) {
-    return evaluation < 0 ? 0 : evaluate_.plan(static_cast<std::size_t>(evaluation)).arena_bytes;
+  // What an evaluation leaves less for the training beside it.
+  Others others(int evaluation) {
+    if (evaluation < 0) return {};
+    const Need need = evaluate_.need(static_cast<std::size_t>(evaluation));
+    return {need.arena, need.extra};
   }
-  // The evaluation with the smallest arena (then device memory is at least its need).
+  // The evaluation that takes least of the host.
   int smallest_evaluation(std::uint64_t device_bytes) {
-    return evaluate_.least([](const Need& need) { return need.arena; },
+    const bool on_host = request_.arena_on_host;
+    return evaluate_.least([&](const Need& need) { return saturated_sum(on_host ? need.arena : 0, need.extra); },
                            [&](const Need& need) { return need.device <= device_bytes; });
   }
   Found smallest_within_host() {
@@ -174,16 +194,16 @@ class Fit {
     std::uint64_t evaluation_device = 0;
     if (request_.evaluation) {
       const int evaluation = evaluate_.least([](const Need& need) { return need.device; },
-                                             [&](const Need& need) { return evaluate_.host(need, 0) <= request_.host_bytes; });
+                                             [&](const Need& need) { return evaluate_.host(need, {}) <= request_.host_bytes; });
       if (evaluation < 0) return found;
       evaluation_device = evaluate_.plan(static_cast<std::size_t>(evaluation)).device_bytes();
     }
-    // A device as large as training needs leaves the choice of the evaluation; the one with the smallest arena decides.
+    // A device as large as training needs leaves the choice of the evaluation; the one that takes least of the host decides.
     found.training = train_.least([](const Need& need) { return need.device; },
                                   [&](const Need& need) {
                                     const std::uint64_t device = std::max(need.device, evaluation_device);
-                                    const std::uint64_t arena = request_.evaluation ? arena_of(smallest_evaluation(device)) : 0;
-                                    return train_.host(need, arena) <= request_.host_bytes;
+                                    const int evaluation = request_.evaluation ? smallest_evaluation(device) : -1;
+                                    return train_.host(need, others(evaluation)) <= request_.host_bytes;
                                   });
     if (found.training >= 0) {
       const std::uint64_t device = train_.plan(static_cast<std::size_t>(found.training)).device_bytes();
@@ -206,17 +226,18 @@ class Fit {
     for (const std::uint64_t device : {budget, kUnlimited}) {
       const int evaluation = request_.evaluation ? smallest_evaluation(device) : -1;
       if (request_.evaluation && evaluation < 0) continue;
-      const std::uint64_t arena = arena_of(evaluation);
-      const int training = train_.least([&](const Need& need) { return train_.host(need, arena); },
+      const Others beside = others(evaluation);
+      const int training = train_.least([&](const Need& need) { return train_.host(need, beside); },
                                         [&](const Need& need) { return need.device <= device; });
       if (training < 0) continue;
-      smallest = train_.host(need_of(train_.plan(static_cast<std::size_t>(training))), arena);
+      smallest = train_.host(train_.need(static_cast<std::size_t>(training)), beside);
       break;
     }
     throw Error(fmt::format("device.host_memory {} ({} bytes) is too small; the smallest that works is {} ({} bytes: store {}, "
                             "the rest for {})",
                             format_bytes(request_.host_bytes), request_.host_bytes, format_bytes(smallest), smallest,
-                            format_bytes(request_.store_bytes), request_.arena_on_host ? "arena and parking" : "parking"),
+                            format_bytes(request_.store_bytes),
+                            request_.arena_on_host ? "arena, parking and staging" : "parking and staging"),
                 {}, "free host memory, raise device.host_memory, or train a smaller model");
   }
 

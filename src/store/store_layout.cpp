@@ -48,6 +48,8 @@ DType StoreFormat::dtype(Plane plane) const {
   return DType::f32;
 }
 
+std::uint64_t StoreFormat::state_bytes_per_parameter() const { return dtype_size(DType::f32) + 2 * dtype_size(moment); }
+
 std::uint64_t StoreFormat::bytes_per_parameter() const {
   std::uint64_t bytes = 0;
   for (const Plane plane : kPlanes) {

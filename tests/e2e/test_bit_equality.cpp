@@ -28,8 +28,8 @@ bool same_bits(const TinyResult& a, const TinyResult& b) {
 
 std::string bytes(std::uint64_t count) { return "device.memory=" + std::to_string(count); }
 
-std::uint64_t smallest(const std::string& model, std::vector<std::string> settings) {
-  settings.emplace_back("device.memory=1");
+std::uint64_t smallest(const std::string& model, std::vector<std::string> settings, const std::string& key = "device.memory") {
+  settings.push_back(key + "=1");
   try {
     (void)fresh(model, settings);
   } catch (const Error& error) {
@@ -103,6 +103,26 @@ TEST_CASE("budgets, recompute, parking and threads do not change a bit") {
     check("three threads", {"device.threads=3", bytes(std::max(peak / 4, least))}, true);
     CHECK(plans.size() >= 5);
     CHECK_THROWS_AS(fresh(c.model, with({bytes(least - 1)})), Error);
+  }
+}
+
+TEST_CASE("the smallest host budget works, and one byte less is refused") {
+  for (const Case& c : cases()) {
+    const std::string least_device = bytes(smallest(c.model, c.settings));
+    for (const std::string& setting : {std::string("train.park=auto"), std::string("train.park=true"), least_device}) {
+      INFO(c.name << ", " << setting);
+      std::vector<std::string> settings = c.settings;
+      settings.emplace_back(setting);
+      settings.emplace_back("train.steps=2");
+      const std::uint64_t least = smallest(c.model, settings, "device.host_memory");
+      settings.push_back("device.host_memory=" + std::to_string(least));
+      CHECK(fresh(c.model, settings).losses.size() == 2);
+      settings.back() = "device.host_memory=" + std::to_string(least - 1);
+      // With both budgets at their least, a byte less may be told of either.
+      const std::string figure =
+          setting == least_device ? "the smallest that works is" : "(" + std::to_string(least) + " bytes";
+      CHECK_THROWS_WITH(fresh(c.model, settings), Catch::Contains(figure));
+    }
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,13 +15,15 @@ struct FitRequest {
   ScheduleInput input;
   int micro_batches = 1, sum_groups = 1;
   std::uint64_t device_bytes = 0;         // 0: no budget (resident)
-  std::uint64_t host_bytes = UINT64_MAX;  // for store + parking + the CPU device's arena
+  std::uint64_t host_bytes = UINT64_MAX;  // for store + parking + the CPU device's arena + extra_host_bytes of all plans
   std::uint64_t store_bytes = 0;
   bool arena_on_host = true;                           // CPU device: the arena counts against host_bytes too
   std::optional<bool> recompute, park;                 // unset: auto
   std::optional<int> forward_stages, backward_stages;  // unset: auto
   bool evaluation = false;                             // an evaluation plan must fit as well
-  double matmul_flops = 1e11, link_bytes = 1e10;       // rates for choosing; never decide bits
+  // What running a plan takes of the host beside store, arena and parking; empty: nothing.
+  std::function<std::uint64_t(const Plan& plan)> extra_host_bytes;
+  double matmul_flops = 1e11, link_bytes = 1e10;  // rates for choosing; never decide bits
 };
 
 struct FitResult {

@@ -26,7 +26,8 @@ struct StoreFormat {
   DType grad = DType::f32;
   [[nodiscard]] bool has(Plane plane) const { return plane != Plane::master || separate_master; }
   [[nodiscard]] DType dtype(Plane plane) const;
-  [[nodiscard]] std::uint64_t bytes_per_parameter() const;  // 16 for fp32 (p, m, v, grad) and for bf16 + fp32 master
+  [[nodiscard]] std::uint64_t state_bytes_per_parameter() const;  // fp32 master (or the parameters themselves), m, v
+  [[nodiscard]] std::uint64_t bytes_per_parameter() const;        // 16 for fp32 (p, m, v, grad) and for bf16 + fp32 master
 };
 [[nodiscard]] StoreFormat store_format(DType compute);  // the standard format of a precision
 

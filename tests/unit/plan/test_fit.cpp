@@ -71,9 +71,11 @@ TEST_CASE("one byte less than the smallest budget is refused with the number tha
   CHECK_THAT(refusal(request), Contains("(" + std::to_string(smallest) + " bytes)"));
 }
 
-TEST_CASE("the host's budget counts store, arena and parking, exactly") {
+TEST_CASE("the host's budget counts store, arena, parking and what running takes, exactly") {
   const model::ModelShape shape = small_shape({.layers = 4});
   FitRequest request = request_for(shape, 8);
+  const auto extra = [](const Plan& plan) { return 100 * plan.tasks.size(); };
+  request.extra_host_bytes = extra;
   request.store_bytes = 1'000'000;
   request.host_bytes = 1'000'001;
   const std::string message = refusal(request);
@@ -82,7 +84,8 @@ TEST_CASE("the host's budget counts store, arena and parking, exactly") {
   const std::string number = message.substr(message.find('(', message.find(mark)) + 1);
   request.host_bytes = std::stoull(number);
   const FitResult result = fit(request);
-  CHECK(request.store_bytes + result.arena_bytes + result.train.parking_bytes == request.host_bytes);
+  CHECK(request.store_bytes + result.arena_bytes + result.train.parking_bytes + extra(result.train) + extra(*result.evaluate) ==
+        request.host_bytes);
   --request.host_bytes;
   CHECK_THAT(refusal(request), Contains(std::to_string(request.host_bytes + 1) + " bytes"));
   request.arena_on_host = false;
