@@ -38,8 +38,44 @@ if ! [ -t 1 ]; then
 fi
 read -r -a more <<<"${SPIPE_MPIRUN:-}"
 
-setsid mpirun -np "$ranks" "${options[@]}" "${more[@]}" "$program" "$@" &
+# What asks for a save before mpirun and the ranks listen must not kill them: until then they ignore it.
+(
+  trap '' USR1 USR2
+  exec setsid mpirun -np "$ranks" "${options[@]}" "${more[@]}" "$program" "$@"
+) &
 mpirun=$!
+
+# Runs beside mpirun: repeats what was asked (it may have come too early), and ends an mpirun that hangs though all it had
+# started is dead, which Open MPI 4 does now and then.
+alive() {  # of mpirun's children, those that are no zombies
+  for child in $(cat "/proc/$mpirun/task/"*/children 2>/dev/null); do
+    grep -q '^State:.[^ZX]' "/proc/$child/status" 2>/dev/null && return 0
+  done
+  return 1
+}
+look_after() {
+  local had=no dead=0 asked=0 again=1
+  trap 'asked=1' USR2
+  while sleep 1 & wait $!; kill -0 "$mpirun" 2>/dev/null; do
+    if alive; then had=yes dead=0; else dead=$((dead + 1)); fi
+    if [ "$had" = yes ] && [ "$dead" -ge 10 ]; then
+      echo "launch: all ranks have ended, but mpirun hangs: killed" >&2
+      kill -KILL "$mpirun" 2>/dev/null
+      return
+    fi
+    if [ "$asked" -gt 0 ]; then
+      asked=$((asked + 1))
+      if [ "$asked" -gt "$again" ]; then
+        kill -USR2 "$mpirun" 2>/dev/null
+        again=$((2 * again + 1))
+      fi
+    fi
+  done
+}
+trap '' USR2  # until it listens
+look_after &
+beside=$!
+
 asked=no
 on_signal() {
   if [ "$asked" = yes ] && [ "$1" = INT ]; then
@@ -48,12 +84,13 @@ on_signal() {
   fi
   asked=yes
   echo "launch: asking the ranks to save and stop" >&2
-  kill -USR2 "$mpirun" 2>/dev/null
+  kill -USR2 "$mpirun" "$beside" 2>/dev/null
 }
 trap 'on_signal TERM' TERM
+trap 'on_signal TERM' HUP  # a closed terminal
 trap 'on_signal INT' INT
 trap 'kill -USR1 "$mpirun" 2>/dev/null' USR1
-trap 'kill -USR2 "$mpirun" 2>/dev/null' USR2
+trap 'on_signal TERM' USR2
 
 while :; do
   wait "$mpirun"
@@ -61,6 +98,7 @@ while :; do
   # A trapped signal ends the wait too; only a gone mpirun ends the loop.
   kill -0 "$mpirun" 2>/dev/null || break
 done
+kill "$beside" 2>/dev/null
 # The wait that the signal ended has not seen the code of an mpirun that ended meanwhile.
 if [ "$asked" = yes ]; then
   wait "$mpirun" 2>/dev/null

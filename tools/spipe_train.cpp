@@ -17,6 +17,7 @@
 #include "spipe/base/units.h"
 #include "spipe/base/version.h"
 #include "spipe/comm/world.h"
+#include "spipe/exec/signals.h"
 #include "spipe/exec/trainer.h"
 #include "spipe/report/report.h"
 #include "spipe/report/trace.h"
@@ -270,6 +271,7 @@ int run(int argc, char** argv) {
     show_plan(file, overrides);
     return 0;
   }
+  exec::install_signal_handlers(comm::launch_facts().size > 1);
   comm::World world;  // before any other thread: how ranks end together
   const std::string go_on = go_on_command(world, argc, argv);
   const auto body = [&] { return train_on(world, file, overrides, options, go_on); };

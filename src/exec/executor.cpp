@@ -242,7 +242,6 @@ struct Executor::Impl {
     }
     const auto self = static_cast<std::size_t>(machine.world == nullptr ? 0 : machine.world->local_rank());
     area.seen[self].signal(run);
-    if (result.verdict.updated) result.lr = step.request.lr(result.verdict.version_before);
     result.nonfinite_master = step.nonfinite_master != 0;
     if (step.request.diagnose) result.first_nonfinite = gather_diagnosis(step.diagnosis);
     return result;

@@ -31,6 +31,7 @@ class Run {
   [[nodiscard]] std::optional<std::pair<std::string, std::string>> first_difference(const std::string& own);
   void open_data();
   void open_run_folder();
+  void check_shared_folder();
   void check_folder_and_resume();
   void allocate();
   void initialize();

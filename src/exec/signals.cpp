@@ -1,4 +1,4 @@
-#include "signals.h"
+#include "spipe/exec/signals.h"
 
 #include <time.h>
 #include <unistd.h>

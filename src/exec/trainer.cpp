@@ -7,11 +7,11 @@
 #include <span>
 
 #include "run.h"
-#include "signals.h"
 #include "spipe/base/checked.h"
 #include "spipe/base/file.h"
 #include "spipe/base/log.h"
 #include "spipe/base/version.h"
+#include "spipe/exec/signals.h"
 
 namespace spipe::exec {
 
@@ -130,7 +130,8 @@ void Run::evaluate() {
   const std::uint64_t per_run = static_cast<std::uint64_t>(setup_.micro_batches) * static_cast<std::uint64_t>(micro);
   std::uint64_t windows = eval_data_->windows();
   if (const std::int64_t limit = setup_.config.train.eval_batches; limit > 0) {
-    windows = std::min(windows, static_cast<std::uint64_t>(limit * micro));
+    const auto batches = static_cast<std::uint64_t>(limit), size = static_cast<std::uint64_t>(micro);
+    if (batches < windows / size) windows = batches * size;
   }
   double sum = 0;
   std::uint64_t targets = 0;
@@ -186,10 +187,9 @@ bool Run::may_begin_early(std::uint64_t steps_done) const {
 
 void Run::between_steps() {
   if (options_.after_step) options_.after_step(*store_, state_.step);
-  if (evaluation_due(state_.step)) evaluate();
   if (stop_due(state_.step)) pending_ |= kSaveAndStop;
-  if (pending_ == 0) return;
-  save_whole();
+  if (pending_ != 0) save_whole();  // before an evaluation: who asks may not wait for long
+  if (evaluation_due(state_.step)) evaluate();
   if ((pending_ & kSaveAndStop) != 0 && state_.step < total_steps()) {
     if (leads()) log_info(fmt::format("stopped after step {} as asked; continue with --resume", state_.step));
     summary_.code = ExitCode::kSaved;
@@ -235,7 +235,6 @@ Pacer::Account Run::pace_of_all() const {
 }
 
 RunSummary Run::operator()() {
-  if (options_.handle_signals) install_signal_handlers(world_.size() > 1);
   open_data();
   open_run_folder();
   if (leads()) listener_.on_setup(setup_, device_->info(), rates_, state_.step);

@@ -79,4 +79,28 @@ for _ in $(seq 200); do
   sleep 0.05
 done
 kill -TERM "$shell"; stopped; resumed 3
+
+case="a closed terminal of scripts/launch.sh, before anything has begun"
+for delay in 0.02 0.1 0.3 0.6; do
+  rm -rf "$work/run"
+  SPIPE_TRAIN=$train SPIPE_FAKE_HOSTS=$hosts setsid bash scripts/launch.sh 3 "$work/run.yaml" "${settings[@]}" \
+    --set train.steps=100000 --set "checkpoint.dir=$work/run" >"$work/out" 2>&1 &
+  shell=$!
+  sleep "$delay"
+  kill -HUP "$shell" 2>/dev/null
+  wait "$shell"
+  code=$?
+  # Before launch.sh itself listens, it is the hang-up that ends it, and nothing has been started.
+  [ "$code" -eq 75 ] || { [ "$code" -eq 129 ] && ! pgrep -f -- "$work/run.yaml" >/dev/null; } || fail "after $delay s: exit code $code"
+done
+
+case="SIGUSR1 to scripts/launch.sh while the run is set up"
+rm -rf "$work/run"
+SPIPE_TRAIN=$train SPIPE_FAKE_HOSTS=$hosts bash scripts/launch.sh 3 "$work/run.yaml" "${settings[@]}" --set "checkpoint.dir=$work/run" \
+  >"$work/out" 2>&1 &
+shell=$!
+sleep 0.4
+kill -USR1 "$shell"
+wait "$shell" || fail "exit code $?"
+"$tiny" compare "$work/whole" "$work/run" || fail "saving changed bits"
 echo "signals on $hosts host(s): all saved, stopped or went on, and resumed to the bit"

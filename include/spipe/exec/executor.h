@@ -68,8 +68,7 @@ struct StepRequest {
 };
 
 struct StepResult {
-  Verdict verdict;  // of an evaluation only the loss
-  double lr = 0;
+  Verdict verdict;                // of an evaluation only the loss
   bool nonfinite_master = false;  // on this rank
   std::string first_nonfinite;    // diagnose: "backward of layer 2, micro-batch 1"; empty when all is finite
 };

@@ -59,7 +59,7 @@ struct RunOptions {
   bool resume = false;                     // continue from the newest complete checkpoint; an Error when there is none
   bool resume_auto = false;                // continue when there is one, else start
   std::vector<std::string> allow_changes;  // numerics keys whose difference from the checkpoint is permitted
-  bool handle_signals = true;
+  bool handle_signals = true;              // do what signals ask (install_signal_handlers)
   std::vector<plan::TaskObserver*> observers;
   std::optional<device::DeviceRates> rates;  // instead of measuring (they choose between plans of equal bits)
   // Measurements of published methods (Job).
