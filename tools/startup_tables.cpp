@@ -1,7 +1,9 @@
 #include "startup_tables.h"
 
+#include <fcntl.h>
 #include <fmt/core.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -117,7 +119,17 @@ int parse_failure(const CLI::App& app, const CLI::ParseError& error) {
   return static_cast<int>(ExitCode::kUser);
 }
 
+// What is opened next would else become standard output or error, and be written into.
+void open_standard_files() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(fd, F_GETFD) != -1) continue;
+    const auto opened = ::open("/dev/null", O_RDWR);
+    (void)opened;  // the lowest free number, which is fd
+  }
+}
+
 int guarded(int (*body)(int, char**), int argc, char** argv) {
+  open_standard_files();
   try {
     return body(argc, argv);
   } catch (const Error& error) {

@@ -44,7 +44,9 @@ std::string without_shared_memory(const std::string& chosen) {
     return "^" + joined(kept);
   }
   kept = words(chosen);
-  std::erase_if(kept, is_shared_memory);
+  const bool shared_only =
+      std::erase_if(kept, is_shared_memory) > 0 && (kept.empty() || kept == std::vector<std::string>{"self"});
+  if (shared_only) kept.emplace_back("tcp");  // something has to lead from one process to another
   return joined(kept);
 }
 

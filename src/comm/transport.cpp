@@ -106,6 +106,7 @@ void Transport::tell_abort(const std::vector<int>& ranks, const std::string& cau
 
 void Transport::start() {
   check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
+  check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
   control_buffers_ = std::make_unique<Control[]>(kControlReceives);
   control_requests_.assign(kControlReceives, MPI_REQUEST_NULL);
   for (int i = 0; i < kControlReceives; ++i) post_control_receive(i);

@@ -43,7 +43,9 @@ class Transport {
   void poke();  // ends the comm thread's nap
 
   // The comm thread.
-  void start();                        // after MPI_Init
+  void start();  // after MPI_Init
+  [[nodiscard]] int rank() const { return rank_; }
+  [[nodiscard]] int size() const { return size_; }
   void stop();                         // before MPI_Finalize; SPIPE_CHECKs that nothing is left
   bool progress();                     // returns whether anything moved
   void nap(bool moved);                // between two calls of progress: longer the longer nothing moves
@@ -79,7 +81,7 @@ class Transport {
   [[nodiscard]] bool waiting() const;
 
   AbortHandler on_abort_;
-  int rank_ = 0;
+  int rank_ = 0, size_ = 1;
 
   // Shared with submitting threads.
   mutable std::mutex lock_;

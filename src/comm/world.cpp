@@ -135,6 +135,15 @@ void World::Impl::start() {
                       "(Open MPI: --mca btl_tcp_if_include names the interface to use)",
                       facts.rank, waited));
     }
+    int rank = 0, size = 0;
+    comm->call([&](Transport& transport) {
+      rank = transport.rank();
+      size = transport.size();
+    });
+    if (rank == facts.rank && size == facts.size) return;
+    throw Error(
+        fmt::format("the launcher's variables say rank {} of {}, MPI says rank {} of {}", facts.rank, facts.size, rank, size),
+        "environment", "start it with the mpirun of the MPI it was built with, and set none of its variables by hand");
   }
 }
 

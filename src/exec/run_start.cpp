@@ -1,6 +1,8 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
+#include <chrono>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <span>
@@ -73,14 +75,17 @@ plan::RankChoice choice_from(const nlohmann::json& json) {
           json.at("backward").get<std::vector<int>>(), json.at("prefetch").get<int>(), json.at("park").get<bool>()};
 }
 
+constexpr const char* kHostsMark = ".hosts";  // there while a run starts
+
 // Files that an atomic write of ours left when the process was killed in the middle of it. Called under the folder's lock.
 void remove_leftovers(const Path& folder) {
-  constexpr std::string_view kWritten[] = {"latest", "config.yaml", "trace.json"};
+  constexpr std::string_view kWritten[] = {"latest", "config.yaml", "trace.json", "report.html", kHostsMark};
   std::vector<Path> leftovers;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
     for (const std::string_view written : kWritten) {
-      if (entry.is_regular_file() && name.starts_with(std::string(written) + ".tmp-")) leftovers.push_back(entry.path());
+      const bool ours = name.starts_with(std::string(written) + ".tmp-") || name == kHostsMark;
+      if (entry.is_regular_file() && ours) leftovers.push_back(entry.path());
     }
   }
   for (const Path& leftover : leftovers) {
@@ -189,12 +194,8 @@ void Run::open_data() {
   if (!c.data.eval.empty()) {
     eval_data_ = std::make_unique<data::EvalData>(data::expand_globs(c.data.eval, "data.eval"), c.data.seq_len, vocab);
   }
-  struct Seen {
-    std::uint64_t fingerprint, windows;
-  };
-  const Seen own{train_data_->fingerprint(), eval_data_ ? eval_data_->windows() : 0};
-  const Seen first = broadcast_value(world_, own);
-  if (own.fingerprint != first.fingerprint || own.windows != first.windows) {
+  const std::array<std::uint64_t, 2> own = {train_data_->fingerprint(), eval_data_ ? eval_data_->fingerprint() : 0};
+  if (own != broadcast_value(world_, own)) {
     throw Error(
         fmt::format("rank {} on {} reads other token files than rank 0", world_.rank(), world_.machine_name_of(world_.rank())),
         "data", "all ranks need the same files");
@@ -204,6 +205,7 @@ void Run::open_data() {
 // Rank 0 alone looks after the run folder; the others learn what it found.
 void Run::open_run_folder() {
   if (leads()) check_folder_and_resume();
+  check_shared_folder();
   const bool resumes = broadcast_value(world_, resume_from_.has_value());
   if (!resumes) return;
   io::CheckpointInfo from = resume_from_.value_or(io::CheckpointInfo{});
@@ -214,6 +216,22 @@ void Run::open_run_folder() {
     resume_from_ = from;
   }
   summary_.checkpoint = from.path;
+}
+
+// Every host writes its part of a checkpoint into the one folder: that it is one is found out now, not at the first save.
+void Run::check_shared_folder() {
+  if (world_.hosts() == 1) return;
+  const Path mark = setup_.config.checkpoint.dir / kHostsMark;
+  std::string text = fmt::format("{} {}\n", world_.pid_of(0), std::chrono::system_clock::now().time_since_epoch().count());
+  if (leads()) write_text_atomic(mark, text);
+  text = broadcast_text(world_, text);
+  if (world_.local_rank() == 0 && (!std::filesystem::exists(mark) || read_text(mark) != text)) {
+    throw Error(fmt::format("rank {} on {} does not find here what rank 0 has just written", world_.rank(),
+                            world_.machine_name_of(world_.rank())),
+                mark.parent_path().string(), "checkpoint.dir must be on a file system that all hosts share");
+  }
+  world_.barrier();
+  if (leads()) std::filesystem::remove(mark);
 }
 
 void Run::check_folder_and_resume() {

@@ -40,6 +40,30 @@ refused 2 "has another configuration than rank 0: 'every: 2' against 'every: 1'"
 refused 2 "no file matches" $(ranks 2) --set "data.train=[$work/none.bin]"
 refused 3 "non-finite gradient at step 2; first in" $(ranks 3) --set optimizer.lr=1e30 --set train.grad_clip=0
 refused 3 "non-finite gradient at step 2; first in" -x SPIPE_FAKE_HOSTS=2 $(ranks 3) --set optimizer.lr=1e30 --set train.grad_clip=0
+
+# Ranks that stand in other folders: what they read or write there is not the others'.
+mkdir -p "$work/there"
+cp "$work"/*.bin "$work/model.json" "$work/there"
+mapfile -t folder < <(printf '%s\n' bash -c "[ \$OMPI_COMM_WORLD_RANK = 0 ] || cd $work/there; exec $train $work/run.yaml --set checkpoint.dir=runs/x")
+pushd "$work" >/dev/null || exit 1
+refused 2 "must be on a file system that all hosts share" -x SPIPE_FAKE_HOSTS=2 -np 2 "${folder[@]}"
+"$tiny" write "$work/other" && cp "$work/other/train.bin" "$work/there/heldout.bin"
+mapfile -t held < <(printf '%s\n' bash -c "[ \$OMPI_COMM_WORLD_RANK = 0 ] || cd $work/there; exec $train $work/run.yaml --set data.eval=[heldout.bin]")
+refused 2 "reads other token files than rank 0" -np 2 "${held[@]}"
+popd >/dev/null || exit 1
+rm -rf "$work/runs"
+
+# Variables of a launcher that has not started this.
+OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 timeout -s KILL 60 "$train" "$work/run.yaml" >"$work/out" 2>&1
+[ $? -eq 2 ] && grep -qa "say rank 0 of 2, MPI says rank 0 of 1" "$work/out" || { echo "FAILED: a launcher's variables by hand" >&2; bad=1; }
+
+# Without standard output nothing is written into the run's files instead.
+"$train" "$work/run.yaml" >&- 2>/dev/null || { echo "FAILED: a run without standard output" >&2; bad=1; }
+[ "$(wc -l <"$work/run/.lock")" -eq 1 ] && ! grep -qav '^{' "$work/run/metrics.jsonl" || { echo "FAILED: output in the run's files" >&2; bad=1; }
+rm -rf "$work/run"
+
+OMPI_MCA_btl=vader,self run $(ranks 2) || { echo "FAILED: a job without shared memory between ranks" >&2; bad=1; }
+rm -rf "$work/run"
 run $(ranks 2) || { echo "FAILED: a good job" >&2; bad=1; }
 run $(ranks 2) && { echo "FAILED: a second job in the same folder was accepted" >&2; bad=1; }
 grep -qa 'already holds checkpoints' "$work/out" || { echo "FAILED: not told that the folder is taken" >&2; bad=1; }

@@ -136,6 +136,9 @@ TEST_CASE("Open MPI's shared-memory transport is excluded whatever the user chos
   CHECK(comm::without_shared_memory("^openib") == "^vader,sm,openib");
   CHECK(comm::without_shared_memory("^vader,tcp") == "^vader,sm,tcp");
   CHECK(comm::without_shared_memory("self,vader,tcp") == "self,tcp");
+  CHECK(comm::without_shared_memory("vader,self") == "self,tcp");
+  CHECK(comm::without_shared_memory("vader") == "tcp");
+  CHECK(comm::without_shared_memory("self,openib") == "self,openib");
 }
 
 TEST_CASE("only Open MPI's own session folder of the launcher is ever removed") {
