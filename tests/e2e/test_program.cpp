@@ -27,17 +27,6 @@ TinyRun llama() {
   return run;
 }
 
-std::vector<std::string> arguments(const Path& folder, const std::vector<std::string>& settings,
-                                   const std::vector<std::string>& more = {}) {
-  std::vector<std::string> list = {(folder / "run.yaml").string()};
-  for (const std::string& setting : settings) {
-    list.emplace_back("--set");
-    list.push_back(setting);
-  }
-  list.insert(list.end(), more.begin(), more.end());
-  return list;
-}
-
 std::size_t lines(const std::string& text) { return static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n')); }
 
 // The weights and moments of the newest checkpoint, as one text.
@@ -68,7 +57,7 @@ std::uint64_t pss_of(pid_t pid) {
 TEST_CASE("a run ends with code 0, says where things are, and writes metrics") {
   const TempFolder folder;
   write_tiny_files(folder.path(), llama());
-  const ProgramResult result = run_program(kTrain, arguments(folder.path(), {}), folder.path());
+  const ProgramResult result = run_program(kTrain, train_arguments(folder.path(), {}), folder.path());
   INFO(result.out << result.err);
   CHECK(result.exit_code == 0);
   for (const char* text : {"parameters", "budget", "step-00000006", "metrics.jsonl", "--resume", "held-out loss"}) {
@@ -102,7 +91,7 @@ TEST_CASE("the user's mistakes: one line on stderr, code 2, nothing written") {
     for (std::string& setting : used) {
       if (setting == "model.config=MODEL_GPT2") setting = "model.config=" + (folder.path() / "gpt2.json").string();
     }
-    const ProgramResult result = run_program(kTrain, arguments(folder.path(), used), folder.path());
+    const ProgramResult result = run_program(kTrain, train_arguments(folder.path(), used), folder.path());
     INFO(settings[0] << ": " << result.err);
     CHECK(result.exit_code == 2);
     CHECK(lines(result.err) == 1);
@@ -115,7 +104,7 @@ TEST_CASE("a dry run (--dry-run) shows config, memory and plan, and trains nothi
   const TempFolder folder;
   write_tiny_files(folder.path(), llama());
   const ProgramResult result =
-      run_program(kTrain, arguments(folder.path(), {"optimizer.lr=1e-4"}, {"--dry-run"}), folder.path());
+      run_program(kTrain, train_arguments(folder.path(), {"optimizer.lr=1e-4"}, {"--dry-run"}), folder.path());
   CHECK(result.exit_code == 0);
   CHECK(result.out.find("1e-04") + result.out.find("0.0001") != 2 * std::string::npos);
   CHECK(result.out.find("command line") != std::string::npos);
@@ -125,18 +114,20 @@ TEST_CASE("a dry run (--dry-run) shows config, memory and plan, and trains nothi
 TEST_CASE("an existing run is neither overwritten nor shared") {
   const TempFolder folder;
   write_tiny_files(folder.path(), llama());
-  CHECK(run_program(kTrain, arguments(folder.path(), {"train.steps=2"}), folder.path()).exit_code == 0);
-  const ProgramResult again = run_program(kTrain, arguments(folder.path(), {"train.steps=2"}), folder.path());
+  CHECK(run_program(kTrain, train_arguments(folder.path(), {"train.steps=2"}), folder.path()).exit_code == 0);
+  const ProgramResult again = run_program(kTrain, train_arguments(folder.path(), {"train.steps=2"}), folder.path());
   CHECK(again.exit_code == 2);
   CHECK(again.err.find("--resume") != std::string::npos);
-  const ProgramResult done = run_program(kTrain, arguments(folder.path(), {"train.steps=2"}, {"--resume"}), folder.path());
+  const ProgramResult done =
+      run_program(kTrain, train_arguments(folder.path(), {"train.steps=2"}, {"--resume"}), folder.path());
   CHECK(done.exit_code == 0);
   CHECK(done.out.find("already finished") != std::string::npos);
-  const ProgramResult longer = run_program(kTrain, arguments(folder.path(), {"train.steps=3"}, {"--resume"}), folder.path());
+  const ProgramResult longer =
+      run_program(kTrain, train_arguments(folder.path(), {"train.steps=3"}, {"--resume"}), folder.path());
   CHECK(longer.exit_code == 2);
   CHECK(longer.err.find("train.steps: 2 -> 3") != std::string::npos);
   const ProgramResult allowed = run_program(
-      kTrain, arguments(folder.path(), {"train.steps=3"}, {"--resume", "--allow-change", "train.steps"}), folder.path());
+      kTrain, train_arguments(folder.path(), {"train.steps=3"}, {"--resume", "--allow-change", "train.steps"}), folder.path());
   INFO(allowed.err);
   CHECK(allowed.exit_code == 0);
 }
@@ -145,12 +136,12 @@ TEST_CASE("SIGTERM saves and stops with code 75, SIGUSR1 saves and goes on - res
   const std::vector<std::string> settings = {"train.steps=400", "device.threads=1"};
   const TempFolder straight;
   write_tiny_files(straight.path(), llama());
-  REQUIRE(run_program(kTrain, arguments(straight.path(), settings), straight.path()).exit_code == 0);
+  REQUIRE(run_program(kTrain, train_arguments(straight.path(), settings), straight.path()).exit_code == 0);
 
   const TempFolder folder;
   write_tiny_files(folder.path(), llama());
   {
-    Program program(kTrain, arguments(folder.path(), settings), folder.path());
+    Program program(kTrain, train_arguments(folder.path(), settings), folder.path());
     REQUIRE(program.wait_for_output("step 20/400", 60));
     program.signal(SIGUSR1);
     REQUIRE(program.wait_for_output("step 60/400", 60));
@@ -165,7 +156,7 @@ TEST_CASE("SIGTERM saves and stops with code 75, SIGUSR1 saves and goes on - res
   REQUIRE(stopped);
   CHECK(stopped->step >= 60);
   CHECK(stopped->step < 400);
-  CHECK(run_program(kTrain, arguments(folder.path(), settings, {"--resume", "auto"}), folder.path()).exit_code == 0);
+  CHECK(run_program(kTrain, train_arguments(folder.path(), settings, {"--resume", "auto"}), folder.path()).exit_code == 0);
   CHECK(newest_state(folder.path() / "run") == newest_state(straight.path() / "run"));
 }
 
@@ -175,7 +166,7 @@ TEST_CASE("kill -9 while checkpoints are written, twenty times, loses nothing th
   write_tiny_files(straight.path(), llama());
   std::vector<std::string> plain = settings;
   plain[1] = "checkpoint.every=0";
-  REQUIRE(run_program(kTrain, arguments(straight.path(), plain), straight.path()).exit_code == 0);
+  REQUIRE(run_program(kTrain, train_arguments(straight.path(), plain), straight.path()).exit_code == 0);
 
   const TempFolder folder;
   write_tiny_files(folder.path(), llama());
@@ -183,7 +174,7 @@ TEST_CASE("kill -9 while checkpoints are written, twenty times, loses nothing th
   std::uint64_t newest = 0;
   int interrupted = 0;
   for (int kill = 0; kill < 20; ++kill) {
-    Program program(kTrain, arguments(folder.path(), settings, {"--resume", "auto"}), folder.path());
+    Program program(kTrain, train_arguments(folder.path(), settings, {"--resume", "auto"}), folder.path());
     // Into the steps, then anywhere within the next few saves (a save takes some milliseconds).
     program.wait_for_output("  loss ", 60);
     sleep_seconds(0.001 * static_cast<double>(random() % 120));
@@ -206,7 +197,7 @@ TEST_CASE("kill -9 while checkpoints are written, twenty times, loses nothing th
   CHECK(newest > 0);
   write_text_atomic(folder.path() / "run" / "latest.tmp-1", "step-0");  // as a kill between write and rename leaves it
   write_text_atomic(folder.path() / "run" / "config.yaml.tmp-1", "model");
-  const ProgramResult last = run_program(kTrain, arguments(folder.path(), settings, {"--resume", "auto"}), folder.path());
+  const ProgramResult last = run_program(kTrain, train_arguments(folder.path(), settings, {"--resume", "auto"}), folder.path());
   INFO(last.err);
   CHECK(last.exit_code == 0);
   CHECK(newest_state(folder.path() / "run") == newest_state(straight.path() / "run"));
@@ -222,7 +213,7 @@ TEST_CASE("the memory of a run is what its table says") {
     TinyRun run = llama();
     run.model_json = model;
     write_tiny_files(folder.path(), run);
-    Program program(kTrain, arguments(folder.path(), {"train.steps=100000", "device.memory=40MiB"}), folder.path());
+    Program program(kTrain, train_arguments(folder.path(), {"train.steps=100000", "device.memory=40MiB"}), folder.path());
     REQUIRE(program.wait_for_output("step 3/100000", 120));
     const std::uint64_t pss = pss_of(program.pid());
     program.signal(SIGKILL);

@@ -57,17 +57,6 @@ bool wait_until(double seconds, Condition condition) {
   return true;
 }
 
-std::vector<std::string> train_arguments(const Path& folder, const std::vector<std::string>& settings,
-                                         const std::vector<std::string>& more = {}) {
-  std::vector<std::string> list = {(folder / "run.yaml").string()};
-  for (const std::string& setting : settings) {
-    list.emplace_back("--set");
-    list.push_back(setting);
-  }
-  list.insert(list.end(), more.begin(), more.end());
-  return list;
-}
-
 std::vector<std::string> steps_settings(const char* schedule = "auto") {
   return {fmt::format("train.steps={}", kSteps), "device.threads=1", "checkpoint.keep=9",
           std::string("parallel.schedule=") + schedule};

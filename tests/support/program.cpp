@@ -67,6 +67,17 @@ ProgramResult Program::wait() {
   return result;
 }
 
+std::vector<std::string> train_arguments(const std::filesystem::path& folder, const std::vector<std::string>& settings,
+                                         const std::vector<std::string>& more) {
+  std::vector<std::string> list = {(folder / "run.yaml").string()};
+  for (const std::string& setting : settings) {
+    list.emplace_back("--set");
+    list.push_back(setting);
+  }
+  list.insert(list.end(), more.begin(), more.end());
+  return list;
+}
+
 ProgramResult run_program(const std::filesystem::path& binary, std::vector<std::string> arguments,
                           const std::filesystem::path& folder) {
   return Program(binary, std::move(arguments), folder).wait();

@@ -35,6 +35,10 @@ class Program {
   bool reaped_ = false;
 };
 
+// Arguments of spipe-train for FOLDER/run.yaml with "key=value" overrides and more words.
+[[nodiscard]] std::vector<std::string> train_arguments(const std::filesystem::path& folder,
+                                                       const std::vector<std::string>& settings,
+                                                       const std::vector<std::string>& more = {});
 [[nodiscard]] ProgramResult run_program(const std::filesystem::path& binary, std::vector<std::string> arguments,
                                         const std::filesystem::path& folder);
 void sleep_seconds(double seconds);

@@ -37,7 +37,8 @@ class Pacer {
   // Bytes that the ranks of a host share, aligned to 8, zeros at the start.
   [[nodiscard]] static std::uint64_t shared_bytes(int ranks_of_host);
   // Ranks of a host are numbered as in the simulator: neighbours share a link (hardware.ranks_per_link). `speed`: of this
-  // rank's compute, 0.5 takes twice as long. A network is shared by its senders; what receivers share is not known here.
+  // rank's compute, 0.5 takes twice as long. Messages of a network are paced by their receivers, so what a host's senders share
+  // is not known here.
   Pacer(const plan::Hardware& hardware, int rank_on_host, int ranks_of_host, std::span<std::byte> shared, double jitter,
         std::uint64_t seed, double speed);
   Pacer(const plan::Hardware& hardware, int rank_on_host, int ranks_of_host, std::span<std::byte> shared, double jitter,

@@ -20,6 +20,7 @@ using test::error_line;
 using test::fill_store;
 using test::read_file;
 using test::same_state;
+using test::ShardLimit;
 using test::TempFolder;
 using test::tiny_shape;
 using test::TinyStore;
@@ -33,14 +34,6 @@ CheckpointInfo save(const std::filesystem::path& run, std::uint64_t step, const 
   for (int u = 0; u < shape.store_unit_count(); ++u) writer.unit(u);
   return writer.finish();
 }
-
-struct ShardLimit {
-  explicit ShardLimit(std::uint64_t bytes) : before(checkpoint_hooks().shard_bytes) { checkpoint_hooks().shard_bytes = bytes; }
-  ~ShardLimit() { checkpoint_hooks().shard_bytes = before; }
-  ShardLimit(const ShardLimit&) = delete;
-  ShardLimit& operator=(const ShardLimit&) = delete;
-  std::uint64_t before;
-};
 
 std::uint64_t bytes_in(const std::filesystem::path& folder) {
   std::uint64_t bytes = 0;

@@ -18,19 +18,13 @@ using test::fill_store;
 using test::Parts;
 using test::read_file;
 using test::same_state;
+using test::ShardLimit;
 using test::TempFolder;
 using test::tiny_shape;
 using test::TinyStore;
 using test::write_file;
 
 constexpr std::uint64_t kOneFile = std::uint64_t{1} << 30U;
-
-struct ShardLimit {
-  explicit ShardLimit(std::uint64_t bytes) { checkpoint_hooks().shard_bytes = bytes; }
-  ~ShardLimit() { checkpoint_hooks() = {}; }
-  ShardLimit(const ShardLimit&) = delete;
-  ShardLimit& operator=(const ShardLimit&) = delete;
-};
 
 std::size_t entries(const std::filesystem::path& folder) {
   return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(folder), {}));

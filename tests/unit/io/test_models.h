@@ -6,6 +6,7 @@
 
 #include "spipe/model/families.h"
 #include "spipe/store/store.h"
+#include "src/io/checkpoint_files.h"
 
 namespace spipe::test {
 
@@ -13,6 +14,17 @@ inline model::ModelShape tiny_shape(const std::string& golden_model, DType compu
   const model::Architecture architecture = model::architecture_from_hf("tests/golden/data/" + golden_model + "/config.json");
   return model::make_shape(architecture, {.micro = 1, .seq_len = 8, .head_chunk = 8}, compute);
 }
+
+// Files of a checkpoint hold so many bytes at most while this lives.
+struct ShardLimit {
+  explicit ShardLimit(std::uint64_t bytes) : before(io::checkpoint_hooks().shard_bytes) {
+    io::checkpoint_hooks().shard_bytes = bytes;
+  }
+  ~ShardLimit() { io::checkpoint_hooks().shard_bytes = before; }
+  ShardLimit(const ShardLimit&) = delete;
+  ShardLimit& operator=(const ShardLimit&) = delete;
+  std::uint64_t before;
+};
 
 struct TinyStore {
   explicit TinyStore(const model::ModelShape& shape)
