@@ -45,8 +45,8 @@ read -r -a more <<<"${SPIPE_MPIRUN:-}"
 ) &
 mpirun=$!
 
-# Runs beside mpirun: repeats what was asked (it may have come too early), and ends an mpirun that hangs though all it had
-# started is dead, which Open MPI 4 does now and then.
+# Runs beside mpirun: repeats after some seconds what was asked (it may have come too early), and ends an mpirun that hangs
+# though all it had started is dead, which Open MPI 4 does now and then.
 alive() {  # of mpirun's children, those that are no zombies
   for child in $(cat "/proc/$mpirun/task/"*/children 2>/dev/null); do
     grep -q '^State:.[^ZX]' "/proc/$child/status" 2>/dev/null && return 0
@@ -54,9 +54,9 @@ alive() {  # of mpirun's children, those that are no zombies
   return 1
 }
 look_after() {
-  local had=no dead=0 asked=0 again=1
+  local had=no dead=0 asked=0 again=3
   trap 'asked=1' USR2
-  while sleep 1 & wait $!; kill -0 "$mpirun" 2>/dev/null; do
+  while sleep 1 >/dev/null 2>&1 & wait $!; kill -0 "$mpirun" 2>/dev/null; do
     if alive; then had=yes dead=0; else dead=$((dead + 1)); fi
     if [ "$had" = yes ] && [ "$dead" -ge 10 ]; then
       echo "launch: all ranks have ended, but mpirun hangs: killed" >&2
