@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "spipe/base/error.h"
 #include "spipe/base/file.h"
 #include "spipe/base/log.h"
 #include "spipe/base/random.h"
@@ -225,7 +226,13 @@ std::vector<Case> cases() {
   std::vector<Case> list;
   const Case shapes[] = {
       {.name = "heavy head", .layers = 12, .vocabulary = 1500},
-      {.name = "wide ffn, odd M", .layers = 9, .ffn = 160, .vocabulary = 256, .micro_batches = 9, .fetch_over_forward = 5},
+      {.name = "wide ffn, odd M",
+       .layers = 9,
+       .ffn = 160,
+       .vocabulary = 256,
+       .micro_batches = 9,
+       .fetch_over_forward = 5,
+       .backward_stages = 11},
       {.name = "link and update bound",
        .layers = 14,
        .vocabulary = 900,
@@ -345,10 +352,15 @@ int run(int argc, char** argv) {
   int code = 2;
   if (world.size() != kRanks || kRanks % world.hosts() != 0) {
     if (prints) fmt::print(stderr, "error: start it with mpirun -np {}\n", kRanks);
-  } else {
+    world.finish();
+    return code;
+  }
+  try {
     const nlohmann::ordered_json json = measure(world, steps, quick, only_last);
     if (prints) fmt::print("{}\n", json.dump());
     code = 0;
+  } catch (const Error& error) {
+    if (prints) fmt::print(stderr, "error: {}\n", error.what());
   }
   world.finish();
   return code;
