@@ -60,7 +60,9 @@ void plan_on_hardware(const config::Config& config, const HardwareFlags& flags) 
   std::string source;
   const model::Architecture architecture = exec::load_architecture(config, &source);
   model::check_architecture(architecture, source);
-  const DType compute = config.train.precision == config::Precision::fp32 ? DType::f32 : DType::bf16;  // auto: as on a GPU
+  DType compute = DType::bf16;  // auto: as on a GPU
+  if (config.train.precision == config::Precision::fp32) compute = DType::f32;
+  if (config.train.precision == config::Precision::fp16) compute = DType::f16;
   model::BatchShape batch{config.batch.micro, config.data.seq_len, config.train.head_chunk};
   if (batch.head_chunk == 0) batch.head_chunk = model::default_head_chunk(architecture, batch.micro * batch.seq_len);
   const model::ModelShape shape = model::make_shape(architecture, batch, compute);

@@ -64,6 +64,7 @@ class Console : public exec::RunListener {
     m.grad_norm = record.grad_norm;
     m.lr = record.lr;
     m.clip = record.clip;
+    m.loss_scale = record.loss_scale;
     m.skipped_steps = record.skipped_steps;
     m.tokens_per_s = static_cast<double>(window_tokens_) / window_seconds_;
     m.step_seconds = window_seconds_ / static_cast<double>(window_steps_);

@@ -37,6 +37,13 @@ std::string model_table(const exec::RunSetup& setup) {
   row("precision",
       fmt::format("compute {}, master fp32, moments {}, gradients {} (numerics {})", dtype_name(setup.shape.compute),
                   dtype_name(setup.format.moment), dtype_name(setup.format.grad), setup.numerics.hash()));
+  if (const optim::LossScaling& scaling = setup.loss_scaling; scaling.dynamic) {
+    row("loss scale", fmt::format("dynamic, first {}; x {} after {} steps without overflow, x {} at overflow {}, within {}..{}",
+                                  scaling.initial, scaling.growth, scaling.window, scaling.backoff, scaling.hysteresis,
+                                  scaling.minimum, scaling.maximum));
+  } else if (scaling.scales()) {
+    row("loss scale", fmt::format("{}", scaling.initial));
+  }
   return report::table(rows);
 }
 

@@ -49,7 +49,7 @@ inline Key key(std::string path, std::string type, std::string allowed, std::str
 }
 
 template <class Field>
-inline Key integer(std::string path, Field field, Range range, std::string help) {
+Key integer(std::string path, Field field, Range range, std::string help) {
   Key made = key(std::move(path), "integer", range.text(), std::move(help));
   made.read = [field, range](Config& config, const Value& value) { field(config) = read_integer(value, range); };
   made.write = [field](const Config& config) { return std::to_string(field(config)); };
@@ -57,7 +57,7 @@ inline Key integer(std::string path, Field field, Range range, std::string help)
 }
 
 template <class Field>
-inline Key seed(std::string path, Field field, std::string help) {
+Key seed(std::string path, Field field, std::string help) {
   Key made = key(std::move(path), "integer", "0..2^64-1", std::move(help));
   made.read = [field](Config& config, const Value& value) { field(config) = read_seed(value); };
   made.write = [field](const Config& config) { return std::to_string(field(config)); };
@@ -65,7 +65,7 @@ inline Key seed(std::string path, Field field, std::string help) {
 }
 
 template <class Field>
-inline Key auto_integer(std::string path, Field field, Range range, std::string help) {
+Key auto_integer(std::string path, Field field, Range range, std::string help) {
   Key made = key(std::move(path), "integer or auto", range.text(), std::move(help));
   made.read = [field, range](Config& config, const Value& value) {
     field(config).reset();
@@ -76,7 +76,7 @@ inline Key auto_integer(std::string path, Field field, Range range, std::string 
 }
 
 template <class Field>
-inline Key auto_bytes(std::string path, Field field, std::string help) {
+Key auto_bytes(std::string path, Field field, std::string help) {
   Key made = key(std::move(path), "bytes or auto", "as in 8 GiB, 512 MiB, 1.5 GB", std::move(help));
   made.read = [field](Config& config, const Value& value) {
     field(config).reset();
@@ -87,15 +87,24 @@ inline Key auto_bytes(std::string path, Field field, std::string help) {
 }
 
 template <class Field>
-inline Key number(std::string path, Field field, Range range, std::string help) {
+Key number(std::string path, Field field, Range range, std::string help) {
   Key made = key(std::move(path), "number", range.text(), std::move(help));
   made.read = [field, range](Config& config, const Value& value) { field(config) = read_number(value, range); };
   made.write = [field](const Config& config) { return number_text(field(config)); };
   return made;
 }
 
+// A number that is a power of two within the range.
 template <class Field>
-inline Key boolean(std::string path, Field field, std::string help) {
+Key power_of_two(std::string path, Field field, Range range, std::string help) {
+  Key made = key(std::move(path), "number", "a power of two " + range.text(), std::move(help));
+  made.read = [field, range](Config& config, const Value& value) { field(config) = read_power_of_two(value, range); };
+  made.write = [field](const Config& config) { return number_text(field(config)); };
+  return made;
+}
+
+template <class Field>
+Key boolean(std::string path, Field field, std::string help) {
   Key made = key(std::move(path), "true | false", "", std::move(help));
   made.read = [field](Config& config, const Value& value) { field(config) = read_boolean(value); };
   made.write = [field](const Config& config) { return std::string(field(config) ? "true" : "false"); };
@@ -103,7 +112,7 @@ inline Key boolean(std::string path, Field field, std::string help) {
 }
 
 template <class Field>
-inline Key path_key(std::string path, Field field, std::string help) {
+Key path_key(std::string path, Field field, std::string help) {
   Key made = key(std::move(path), "path", "", std::move(help));
   made.read = [field](Config& config, const Value& value) {
     const std::string& text = read_scalar(value, "a path");
@@ -115,7 +124,7 @@ inline Key path_key(std::string path, Field field, std::string help) {
 }
 
 template <class Field>
-inline Key paths(std::string path, Field field, bool may_be_empty, std::string help) {
+Key paths(std::string path, Field field, bool may_be_empty, std::string help) {
   Key made = key(std::move(path), "list of paths", "paths or patterns with * and ?", std::move(help));
   made.read = [field, may_be_empty](Config& config, const Value& value) {
     std::vector<std::string> found;
@@ -158,7 +167,7 @@ struct Planned {
 }
 
 template <class T, class Field>
-inline Key choice(std::string path, Field field, std::vector<Choice<T>> choices, Planned planned, std::string help) {
+Key choice(std::string path, Field field, std::vector<Choice<T>> choices, Planned planned, std::string help) {
   std::vector<std::string> names;
   for (const auto& one : choices) names.push_back(one.name);
   Key made = key(std::move(path), "text", joined(names), std::move(help));
@@ -182,21 +191,20 @@ inline Key choice(std::string path, Field field, std::vector<Choice<T>> choices,
 }
 
 template <class Field>
-inline Key text_choice(std::string path, Field field, const std::vector<std::string>& names, Planned planned,
-                       std::string help) {
+Key text_choice(std::string path, Field field, const std::vector<std::string>& names, Planned planned, std::string help) {
   std::vector<Choice<std::string>> choices;
   for (const std::string& name : names) choices.push_back({name, name});
   return choice(std::move(path), field, std::move(choices), std::move(planned), std::move(help));
 }
 
 template <class Field>
-inline Key switch_key(std::string path, Field field, std::string help) {
+Key switch_key(std::string path, Field field, std::string help) {
   return choice<Switch>(std::move(path), field, {{"auto", Switch::automatic}, {"true", Switch::on}, {"false", Switch::off}}, {},
                         std::move(help));
 }
 
 template <class First, class Second>
-inline Key two_numbers(std::string path, First first, Second second, Range range, std::string help) {
+Key two_numbers(std::string path, First first, Second second, Range range, std::string help) {
   Key made = key(std::move(path), "two numbers", "each " + range.text(), std::move(help));
   made.read = [first, second, range](Config& config, const Value& value) {
     if (value.node.kind != Node::Kind::list || value.node.items.size() != 2) {

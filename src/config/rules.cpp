@@ -76,6 +76,21 @@ void check_schedule(const Config& config, const Place& place) {
   }
 }
 
+void check_loss_scale(const Config& config, const Place& place) {
+  const LossScaleConfig& scale = config.train.loss_scale;
+  const auto refuse = [&](const char* key, double value, const std::string& finding, const std::string& hint) {
+    throw Error(std::string(key) + " " + number_text(value) + " " + finding, place(key), hint);
+  };
+  if (scale.minimum > scale.maximum) {
+    refuse("train.loss_scale_min", scale.minimum, "is more than train.loss_scale_max " + number_text(scale.maximum),
+           "lower the one or raise the other");
+  }
+  if (scale.initial < scale.minimum || scale.initial > scale.maximum) {
+    refuse("train.loss_scale_initial", scale.initial, "is not between train.loss_scale_min and train.loss_scale_max",
+           "use " + number_text(scale.minimum) + ".." + number_text(scale.maximum));
+  }
+}
+
 void check_evaluation(const Config& config, const Place& place) {
   if (!config.data.eval.empty()) return;
   for (const auto& [key, value] :
@@ -113,6 +128,7 @@ void check_rules(const Config& config, const Place& place) {
   if (config.train.steps == 0) throw Error("'train.steps' is missing", place("train.steps"), "say how many steps to train");
   check_batch(config, place);
   check_schedule(config, place);
+  check_loss_scale(config, place);
   check_evaluation(config, place);
   check_pace(config, place);
 }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <cmath>
 
 #include "spipe/base/error.h"
 #include "spipe/base/units.h"
@@ -107,6 +108,14 @@ double read_number(const Value& value, const Range& range) {
   if (!number) refuse(value, "a number", "write it in decimal, as in 0.1 or 1e-5");
   if (!range.holds(*number)) refuse_range(value, range);
   return *number;
+}
+
+double read_power_of_two(const Value& value, const Range& range) {
+  const double number = read_number(value, range);
+  int exponent = 0;
+  if (std::frexp(number, &exponent) == 0.5) return number;
+  throw Error("'" + value.key + "' must be a power of two, not " + value.node.text, value.place,
+              "the nearest below is " + number_text(std::ldexp(0.5, exponent)));
 }
 
 bool read_boolean(const Value& value) {

@@ -32,6 +32,7 @@ struct Range {
 [[nodiscard]] std::int64_t read_integer(const Value& value, const Range& range);
 [[nodiscard]] std::uint64_t read_seed(const Value& value);
 [[nodiscard]] double read_number(const Value& value, const Range& range);
+[[nodiscard]] double read_power_of_two(const Value& value, const Range& range);
 [[nodiscard]] bool read_boolean(const Value& value);
 [[nodiscard]] std::uint64_t read_bytes(const Value& value);
 [[nodiscard]] bool is_auto(const Value& value);

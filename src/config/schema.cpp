@@ -43,12 +43,12 @@ void add_batch_and_train(std::vector<Key>& table) {
                           "(part of the numerics); parallel.data unless given."));
   table.push_back(named_also(integer("train.steps", SPIPE_FIELD(train.steps), at_least(1), "Optimizer steps. Required."),
                              {"num_steps", "max_steps", "total_steps", "iterations"}));
-  table.push_back(
-      named_also(choice<Precision>("train.precision", SPIPE_FIELD(train.precision),
-                                   {{"auto", Precision::automatic}, {"fp32", Precision::fp32}, {"bf16", Precision::bf16}},
-                                   {{"fp16"}, "use bf16 or fp32"},
-                                   "Type of parameters as computed with; auto: fp32 on CPU, bf16 on CUDA."),
-                 {"dtype", "mixed_precision"}));
+  table.push_back(named_also(
+      choice<Precision>(
+          "train.precision", SPIPE_FIELD(train.precision),
+          {{"auto", Precision::automatic}, {"fp32", Precision::fp32}, {"bf16", Precision::bf16}, {"fp16", Precision::fp16}}, {},
+          "Type of parameters as computed with; auto: fp32 on CPU, bf16 on CUDA."),
+      {"dtype", "mixed_precision"}));
   table.push_back(seed("train.seed", SPIPE_FIELD(train.seed), "Names the initial parameters and the dropout."));
   table.push_back(named_also(number("train.grad_clip", SPIPE_FIELD(train.grad_clip), at_least(0),
                                     "Gradient norm above which gradients are scaled down; 0: never."),
@@ -67,7 +67,57 @@ void add_batch_and_train(std::vector<Key>& table) {
   table.push_back(integer("train.head_chunk", SPIPE_FIELD(train.head_chunk), between(0, kIntMax),
                           "Rows of logits computed at a time (part of the numerics); 0: chosen by vocabulary and batch."));
   table.push_back(text_choice("train.nonfinite", SPIPE_FIELD(train.nonfinite), {"stop", "skip"}, {},
-                              "What a non-finite loss or gradient does to the run: stop it, or skip that step's update."));
+                              "What a non-finite loss or gradient does to the run: stop it, or skip that step's update. "
+                              "Overflows that a smaller dynamic loss scale may avoid are always skipped."));
+  table.push_back(integer("train.max_skips", SPIPE_FIELD(train.max_skips), between(0, kIntMax),
+                          "Skipped steps in a row after which the run stops; 0: never."));
+}
+
+constexpr double kLargestScale = 0x1p40;
+
+// train.loss_scale: auto, dynamic or the scale itself.
+Key loss_scale_key() {
+  Key made = key("train.loss_scale", "auto | dynamic | number", "a power of two",
+                 "Factor of the loss that backward computes with; auto: dynamic with fp16, else 1 (none).");
+  made.read = [](Config& config, const Value& value) {
+    LossScaleConfig& scale = config.train.loss_scale;
+    scale.fixed.reset();
+    scale.dynamic = value.node.kind == Node::Kind::scalar && value.node.text == "dynamic";
+    if (!scale.dynamic && !is_auto(value)) scale.fixed = read_power_of_two(value, between(1, kLargestScale));
+  };
+  made.write = [](const Config& config) {
+    const LossScaleConfig& scale = config.train.loss_scale;
+    return scale.fixed ? number_text(*scale.fixed) : std::string(scale.dynamic ? "dynamic" : "auto");
+  };
+  return made;
+}
+
+void add_loss_scale(std::vector<Key>& table) {
+  table.push_back(named_also(loss_scale_key(), {"scale_loss", "fp16_scale"}));
+  table.push_back(named_also(power_of_two("train.loss_scale_initial", SPIPE_FIELD(train.loss_scale.initial),
+                                          between(1, kLargestScale), "First value of a dynamic loss scale."),
+                             {"initial_loss_scale", "init_scale", "initial_scale_power"}));
+  table.push_back(named_also(integer("train.loss_scale_window", SPIPE_FIELD(train.loss_scale.window), between(1, kIntMax),
+                                     "Steps in a row without overflow after which a dynamic loss scale grows."),
+                             {"growth_interval", "scale_window"}));
+  table.push_back(named_also(power_of_two("train.loss_scale_growth", SPIPE_FIELD(train.loss_scale.growth), between(1, 65536),
+                                          "What a dynamic loss scale is multiplied by when it grows; 1: never."),
+                             {"growth_factor"}));
+  table.push_back(named_also(
+      power_of_two("train.loss_scale_backoff", SPIPE_FIELD(train.loss_scale.backoff), {.low = 0, .low_open = true, .high = 0.5},
+                   "What a dynamic loss scale is multiplied by when the gradient overflows."),
+      {"backoff_factor"}));
+  table.push_back(
+      named_also(integer("train.loss_scale_hysteresis", SPIPE_FIELD(train.loss_scale.hysteresis), between(1, kIntMax),
+                         "The overflow since the last growth from which on a dynamic loss scale backs off; 1: the first."),
+                 {"hysteresis"}));
+  table.push_back(
+      named_also(power_of_two("train.loss_scale_min", SPIPE_FIELD(train.loss_scale.minimum), between(1, kLargestScale),
+                              "Smallest dynamic loss scale; where it overflows too, train.nonfinite decides."),
+                 {"min_loss_scale", "minimum_loss_scale"}));
+  table.push_back(named_also(power_of_two("train.loss_scale_max", SPIPE_FIELD(train.loss_scale.maximum),
+                                          between(1, kLargestScale), "Largest dynamic loss scale."),
+                             {"max_loss_scale"}));
 }
 
 void add_optimizer(std::vector<Key>& table) {
@@ -169,6 +219,7 @@ std::vector<Key> make_table() {
   std::vector<Key> table;
   add_model_and_data(table);
   add_batch_and_train(table);
+  add_loss_scale(table);
   add_optimizer(table);
   add_parallel_and_device(table);
   add_checkpoint_and_log(table);

@@ -125,6 +125,9 @@ struct Executor::Impl {
       const std::uint64_t value = wait.previous_step ? run - 1 : run;
       if (value > 0) list.push_back({&area.done[wait.task], value});
     }
+    // The loss is scaled by what this host's verdict on the step before says; parameters may come from a host that knew it
+    // earlier.
+    if (task.kind == TaskKind::loss && norm != plan::kNoPeer && run > 1) list.push_back({&area.done[norm], run - 1});
     return list;
   }
 

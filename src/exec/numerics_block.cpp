@@ -31,6 +31,12 @@ config::NumericsBlock make_numerics(const RunSetup& setup, const device::DeviceI
   add("train.seed", fmt::format("{}", c.train.seed));
   add("train.grad_clip", fmt::format("{:.17g}", c.train.grad_clip));
   add("train.nonfinite", c.train.nonfinite);
+  if (const optim::LossScaling& s = setup.loss_scaling; s.dynamic) {
+    add("train.loss_scale", fmt::format("dynamic from {} x {} every {} x {} after {} within {}..{}", s.initial, s.growth,
+                                        s.window, s.backoff, s.hysteresis, s.minimum, s.maximum));
+  } else if (s.scales()) {
+    add("train.loss_scale", fmt::format("{}", s.initial));
+  }
   add("train.steps", fmt::format("{}", c.train.steps));
   add("dropout", fmt::format("{:.17g} {:.17g} {:.17g}", a.dropout_embedding, a.dropout_attention_out, a.dropout_mlp_out));
   add("optimizer.type", c.optimizer.type);

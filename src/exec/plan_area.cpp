@@ -21,6 +21,8 @@ std::uint64_t losses_of(const plan::Plan& plan) { return static_cast<std::uint64
 
 bool Verdict::finite() const { return norm.finite && std::isfinite(loss_sum); }
 
+bool Verdict::overflow() const { return !norm.finite && std::isfinite(loss_sum); }
+
 void PlanArea::reserve(comm::RegionLayout& layout, const std::string& name, const plan::Plan& plan, int ranks_of_host) {
   layout.add_counters(name + ".done", plan.tasks.size());
   layout.add_counters(name + ".seen", static_cast<std::uint64_t>(ranks_of_host));

@@ -16,6 +16,7 @@ namespace spipe::exec {
 namespace {
 
 constexpr int kTrainerFormat = 1;
+constexpr const char* kAbsent = "(absent)";  // settings that only some runs have
 constexpr const char* kWarnedOnly[] = {"instruction_set", "libraries"};
 
 }  // namespace
@@ -27,6 +28,12 @@ std::string trainer_json(const TrainerState& state, const RunSetup& setup) {
   json["tokens"] = state.tokens;
   json["updates"] = state.updates;
   json["skipped_steps"] = state.skipped;
+  json["skips_in_a_row"] = state.skips_in_a_row;
+  if (setup.loss_scaling.dynamic) {
+    json["loss_scaler"] = {{"scale", state.scaler.scale},
+                           {"good_steps", state.scaler.good_steps},
+                           {"hysteresis_left", state.scaler.hysteresis_left}};
+  }
   json["data_cursor"] = {{"next_step", state.step}, {"fingerprint", hash_text(state.data_fingerprint)}};
   nlohmann::ordered_json numerics = nlohmann::ordered_json::object();
   for (const auto& [key, value] : setup.numerics.values) numerics[key] = value;
@@ -51,6 +58,14 @@ TrainerState parse_trainer_json(const std::string& text, const std::string& wher
     state.tokens = json.at("tokens").get<std::uint64_t>();
     state.updates = json.at("updates").get<std::uint64_t>();
     state.skipped = json.at("skipped_steps").get<std::uint64_t>();
+    state.skips_in_a_row = json.value("skips_in_a_row", std::uint64_t{0});
+    if (json.contains("loss_scaler")) {
+      const auto& scaler = json.at("loss_scaler");
+      state.scaler = {scaler.at("scale").get<double>(), scaler.at("good_steps").get<std::int64_t>(),
+                      scaler.at("hysteresis_left").get<std::int64_t>()};
+      if (!optim::is_loss_scale(state.scaler.scale)) throw std::range_error("the loss scale is not a power of two");
+      state.has_scaler = true;
+    }
     state.data_fingerprint = std::stoull(json.at("data_cursor").at("fingerprint").get<std::string>(), nullptr, 16);
     state.numerics = json.at("numerics").get<std::map<std::string, std::string>>();
     state.changes = json.at("permitted_changes").get<std::vector<std::string>>();
@@ -68,6 +83,7 @@ void check_same_run(TrainerState& state, const RunSetup& setup, std::uint64_t da
   std::map<std::string, std::string> then = state.numerics;
   now["data"] = hash_text(data_fingerprint);
   then["data"] = hash_text(state.data_fingerprint);
+  for (const auto& [key, value] : then) now.try_emplace(key, kAbsent);
   for (const std::string& key : allow_changes) {
     if (!now.contains(key)) {
       throw Error(fmt::format("--allow-change {}: no such key of the numerics block", key), {},
@@ -81,7 +97,7 @@ void check_same_run(TrainerState& state, const RunSetup& setup, std::uint64_t da
   std::string refused;
   for (const auto& [key, value] : now) {
     const auto old = then.find(key);
-    const std::string before = old == then.end() ? "(absent)" : old->second;
+    const std::string before = old == then.end() ? kAbsent : old->second;
     if (before == value) continue;
     const std::string change = fmt::format("{}: {} -> {}", key, before, value);
     if (std::find(std::begin(kWarnedOnly), std::end(kWarnedOnly), key) != std::end(kWarnedOnly)) {

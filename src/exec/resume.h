@@ -15,6 +15,9 @@ struct TrainerState {
   std::uint64_t tokens = 0;   // targets trained on
   std::uint64_t updates = 0;  // optimizer updates done (skipped steps excluded)
   std::uint64_t skipped = 0;
+  std::uint64_t skips_in_a_row = 0;
+  optim::ScalerState scaler;  // of the next step
+  bool has_scaler = false;    // the checkpoint knew one
   std::uint64_t data_fingerprint = 0;
   std::map<std::string, std::string> numerics;
   std::vector<std::string> changes;  // differences permitted at earlier resumes

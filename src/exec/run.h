@@ -42,7 +42,9 @@ class Run {
   void begin_step(Executor& executor, StepRequest request);
   void finish_step();
   void record_step(const StepRequest& request, const StepResult& result);
-  [[noreturn]] void stop_nonfinite(StepRequest request, const StepResult& result);
+  [[nodiscard]] std::string find_nonfinite(StepRequest request, const StepResult& result);
+  void report_nonfinite(const StepRequest& request, const StepResult& result);
+  [[nodiscard]] Error nonfinite_error(const std::string& finding) const;
   [[nodiscard]] bool may_begin_early(std::uint64_t steps_done) const;
   void train_steps();
   void between_steps();
@@ -90,6 +92,7 @@ class Run {
   std::unique_ptr<Saver> saver_;
   std::vector<StepRequest> on_the_way_;  // begun and not finished, oldest first
   std::uint32_t pending_ = 0;            // Asked
+  int replays_ = 0;                      // of steps that were not finite
   std::chrono::steady_clock::time_point step_begin_;
   RunSummary summary_;
 };

@@ -28,6 +28,25 @@ optim::LrSchedule make_lr(const config::Config& config) {
   return lr;
 }
 
+DType compute_dtype(config::Precision precision) {
+  if (precision == config::Precision::bf16) return DType::bf16;
+  return precision == config::Precision::fp16 ? DType::f16 : DType::f32;
+}
+
+optim::LossScaling make_loss_scaling(const config::Config& config) {
+  const config::LossScaleConfig& c = config.train.loss_scale;
+  optim::LossScaling scaling;
+  scaling.dynamic = c.dynamic || (!c.fixed && config.train.precision == config::Precision::fp16);
+  scaling.initial = scaling.dynamic ? c.initial : c.fixed.value_or(1);
+  scaling.growth = c.growth;
+  scaling.backoff = c.backoff;
+  scaling.minimum = c.minimum;
+  scaling.maximum = c.maximum;
+  scaling.window = c.window;
+  scaling.hysteresis = c.hysteresis;
+  return scaling;
+}
+
 // A plan has a few tasks for every unit and micro-batch; beyond some millions it is not worth making.
 void check_plan_size(const RunSetup& setup) {
   constexpr std::uint64_t kMostVisits = 1'000'000;
@@ -159,7 +178,7 @@ RunSetup prepare_run(const config::Config& config, const device::DeviceInfo& inf
   model::check_architecture(setup.architecture, setup.architecture_source);
   model::check_sequence_length(setup.architecture, config.data.seq_len, config.file.string());
 
-  const DType compute = config.train.precision == config::Precision::bf16 ? DType::bf16 : DType::f32;
+  const DType compute = compute_dtype(config.train.precision);
   model::BatchShape batch{config.batch.micro, config.data.seq_len, config.train.head_chunk};
   if (batch.head_chunk == 0) {
     batch.head_chunk = model::default_head_chunk(setup.architecture, config.batch.micro * config.data.seq_len);
@@ -171,6 +190,7 @@ RunSetup prepare_run(const config::Config& config, const device::DeviceInfo& inf
   check_plan_size(setup);
   setup.lr = make_lr(config);
   setup.hyper = {config.optimizer.beta1, config.optimizer.beta2, config.optimizer.eps, config.optimizer.weight_decay};
+  setup.loss_scaling = make_loss_scaling(config);
   setup.numerics = make_numerics(setup, info);
 
   check_pace(setup);

@@ -296,7 +296,9 @@ void Run::allocate() {
   machine_.norms = norms_.get();
   machine_.hyper = setup_.hyper;
   machine_.grad_clip = setup_.config.train.grad_clip;
+  machine_.loss_scaling = setup_.loss_scaling;
   machine_.seed = setup_.config.train.seed;
+  machine_.gradient_faults = options_.gradient_faults;
   machine_.observers = options_.observers;
   machine_.observers.push_back(&times_);
   machine_.world = world_.size() > 1 ? &world_ : nullptr;
@@ -336,7 +338,8 @@ void Run::initialize() {
     model::initialize_parameter(setup_.architecture, *p, setup_.config.train.seed, master);
     if (!setup_.format.separate_master) return;
     auto* copy = static_cast<std::uint16_t*>(store_->slab(s, store::Plane::compute).data) + p->offset;
-    for (std::uint64_t i = 0; i < p->elements(); ++i) copy[i] = bf16_from_f32_half_up(master[i]);
+    const auto rounded = setup_.format.compute == DType::f16 ? f16_from_f32 : bf16_from_f32_half_up;
+    for (std::uint64_t i = 0; i < p->elements(); ++i) copy[i] = rounded(master[i]);
   });
 }
 
@@ -353,6 +356,7 @@ void Run::load_start() {
     }
   }
   state_.data_fingerprint = train_data_->fingerprint();
+  if (!state_.has_scaler || !setup_.loss_scaling.dynamic) state_.scaler = optim::first_state(setup_.loss_scaling);
   if (world_.local_rank() == 0) {
     for (int s = 0; s < setup_.shape.store_unit_count(); ++s) store_->set_version(s, state_.updates);
   }

@@ -12,7 +12,8 @@ namespace spipe::exec {
 using Clock = std::chrono::steady_clock;
 
 std::unique_ptr<io::CheckpointWriter> Saver::make_writer(const TrainerState& state) const {
-  const char* dtype = setup_.shape.compute == DType::bf16 ? "bfloat16" : "float32";
+  const DType compute = setup_.shape.compute;
+  const char* dtype = compute == DType::bf16 ? "bfloat16" : compute == DType::f16 ? "float16" : "float32";
   const io::CheckpointPart part{.host_of_unit = setup_.host_of_unit(), .host = world_.host(), .leader = world_.rank() == 0};
   return std::make_unique<io::CheckpointWriter>(setup_.config.checkpoint.dir, state.step, setup_.shape, store_,
                                                 trainer_json(state, setup_), model::hf_config_text(setup_.architecture, dtype),

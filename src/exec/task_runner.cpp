@@ -74,6 +74,10 @@ std::uint64_t TaskRunner::version(const Step& step) const {
   return before.version_before + (before.updated ? 1 : 0);
 }
 
+optim::ScalerState TaskRunner::scaler(const Step& step) const {
+  return step.chained ? verdict(step.run - 1).next_scaler : step.request.scaler;
+}
+
 // Early updates do not wait for the verdict.
 bool TaskRunner::updates(const Step& step) const { return plan_.options.early_updates || verdict(step.run).updated; }
 
@@ -102,7 +106,7 @@ void TaskRunner::compute(const Task& task, BoundTask& bound, Step& step, StreamH
     // Without targets every row is masked and every gradient zero, whatever the scale; the update is skipped.
     const std::uint64_t targets = step.request.targets;
     const bool evaluate = (task.flags & plan::kEvaluate) != 0;
-    call.loss_scale = targets == 0 ? 1.0F : static_cast<float>(1.0 / static_cast<double>(targets));
+    call.loss_scale = targets == 0 ? 1.0F : static_cast<float>(loss_scale(step) / static_cast<double>(targets));
     SPIPE_CHECK(evaluate == (call.input_gradient == nullptr), "a training loss without a place for its gradient");
     model::head_loss(*machine_.shape, call);
   } else if (task.kind == TaskKind::forward) {
@@ -129,6 +133,7 @@ void TaskRunner::offload(const Task& task, const BoundTask& bound, Step& step, S
   const auto& parameters = store_unit(task.unit).parameters;
   std::uint32_t* nonfinite = machine_.norms->nonfinite(task.unit);
   *nonfinite = 0;
+  inject_faults(task, bound, step);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const model::Parameter& p = parameters[i];
     FinishGradientArgs finish;
@@ -142,6 +147,20 @@ void TaskRunner::offload(const Task& task, const BoundTask& bound, Step& step, S
   }
   if (step.request.diagnose && *nonfinite != 0) {
     step.diagnosis.report(task, fmt::format("the summed gradient of {}", store_unit(task.unit).name));
+  }
+}
+
+// Whoever asks for faults gives them to every rank, so it is known where the sums lie: in memory of this rank's, or in a
+// mailbox that nobody reads after this.
+void TaskRunner::inject_faults(const Task& task, const BoundTask& bound, const Step& step) const {
+  for (const GradientFault& fault : machine_.gradient_faults) {
+    if (fault.step != step.request.step || fault.unit != task.unit) continue;
+    for (const float* gradient : bound.gradients) {
+      for (const model::Parameter& p : store_unit(task.unit).parameters) {
+        float* values = const_cast<float*>(gradient) + p.offset;
+        for (std::uint64_t i = 0; i < p.elements(); ++i) values[i] *= fault.factor;
+      }
+    }
   }
 }
 
@@ -222,11 +241,16 @@ void TaskRunner::decide(const BoundTask& bound, Step& step) {
   for (const NormParts& parts : bound.norm_parts) take_parts(parts, made.asked);
   for (const double loss : area_.losses) made.loss_sum += loss;
   made.norm = machine_.norms->combine();
+  made.scaler = scaler(step);
+  made.norm.norm /= made.scaler.scale;  // exact: a power of two
   made.version_before = version(step);
   const bool halted_before = step.chained && verdict(step.run - 1).halted;
-  made.halted = halted_before || (step.request.stop_on_nonfinite && !made.finite());
+  const bool avoidable = made.overflow() && !optim::at_minimum(machine_.loss_scaling, made.scaler);
+  made.halted = halted_before || (step.request.stop_on_nonfinite && !made.finite() && !avoidable);
   made.updated = made.finite() && step.request.targets > 0 && !step.request.diagnose && !halted_before;
   if (made.updated) made.clip = optim::clip_factor(made.norm.norm, machine_.grad_clip);
+  const bool tells = step.request.targets > 0 && std::isfinite(made.loss_sum) && !halted_before;
+  made.next_scaler = tells ? optim::after_step(machine_.loss_scaling, made.scaler, made.overflow()) : made.scaler;
   verdict(step.run) = made;
 }
 
@@ -235,7 +259,7 @@ void TaskRunner::update(const Task& task, Step& step) {
   const std::uint64_t before = version(step);
   optim::UpdateScalars scalars;
   scalars.lr = step.request.lr(before);
-  scalars.grad_scale = plan_.options.early_updates ? 1 : verdict(step.run).clip;
+  scalars.grad_scale = (plan_.options.early_updates ? 1 : verdict(step.run).clip) / loss_scale(step);
   scalars.t = static_cast<std::int64_t>(before) + 1;
   optim::update_unit(machine_.device->host_ops(), store_unit(task.unit), *machine_.store, task.unit, machine_.hyper, scalars,
                      &step.nonfinite_master);

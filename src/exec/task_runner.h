@@ -26,18 +26,22 @@ class TaskRunner {
   // The share of this host in the norm, as bytes to send.
   [[nodiscard]] std::span<std::byte> pack_norm(const plan::Task& push, const Step& step);
   [[nodiscard]] Verdict& verdict(std::uint64_t run) const { return area_.verdicts[run % kVerdicts]; }
+  // What the step's loss and gradients are multiplied by; known once the verdict on the step before is.
+  [[nodiscard]] double loss_scale(const Step& step) const { return scaler(step).scale; }
 
  private:
   [[nodiscard]] const model::StoreUnit& store_unit(int unit) const {
     return machine_.shape->store_units[static_cast<std::size_t>(unit)];
   }
   [[nodiscard]] std::uint64_t version(const Step& step) const;
+  [[nodiscard]] optim::ScalerState scaler(const Step& step) const;
   [[nodiscard]] bool updates(const Step& step) const;
   void check_version(const plan::Task& task, int unit, const Step& step) const;
   void fetch(const plan::Task& task, BoundTask& bound, const Step& step);
   void compute(const plan::Task& task, BoundTask& bound, Step& step, StreamHandle* handle);
   void add_partial(const plan::Task& task, const BoundTask& bound, StreamHandle* handle);
   void offload(const plan::Task& task, const BoundTask& bound, Step& step, StreamHandle* handle);
+  void inject_faults(const plan::Task& task, const BoundTask& bound, const Step& step) const;
   void bring_losses(const plan::Task& task, const BoundTask& bound, Step& step);
   void decide(const BoundTask& bound, Step& step);
   void take_parts(const NormParts& parts, std::uint32_t& asked);

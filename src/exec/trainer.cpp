@@ -19,6 +19,8 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
+constexpr int kMostReplays = 3;  // of steps that are skipped
+
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 }  // namespace
@@ -44,7 +46,9 @@ StepRequest Run::request_of(std::uint64_t step) const {
   request.targets = train_data_->targets_of_step(step);
   request.version = state_.updates;
   request.lr = [this](std::uint64_t updates) { return setup_.lr.at(static_cast<std::int64_t>(updates)); };
-  request.stop_on_nonfinite = setup_.config.train.nonfinite == "stop";
+  request.scaler = state_.scaler;
+  // The first few skipped steps are looked into, which needs the state they began with.
+  request.stop_on_nonfinite = setup_.config.train.nonfinite == "stop" || replays_ < kMostReplays;
   return request;
 }
 
@@ -62,36 +66,65 @@ void Run::finish_step() {
   const StepRequest request = on_the_way_.front();
   on_the_way_.erase(on_the_way_.begin());
   pending_ |= result.verdict.asked;
-  const bool finite = result.verdict.finite();
-  if (!finite && request.stop_on_nonfinite) stop_nonfinite(request, result);
+  if (!result.verdict.finite()) report_nonfinite(request, result);
   if (result.nonfinite_master) {
-    throw Error(fmt::format("a parameter became infinite in the update of step {}", request.step + 1),
-                setup_.config.file.string(), "lower optimizer.lr; the last checkpoint is intact", ExitCode::kNonFinite);
+    throw nonfinite_error(fmt::format("a parameter became infinite in the update of step {}", request.step + 1));
   }
-  if (leads() && !finite) log_warning(fmt::format("step {} skipped: non-finite loss or gradient", request.step + 1));
   if (leads() && request.targets == 0) log_warning(fmt::format("step {} has no targets: no update", request.step + 1));
   record_step(request, result);
+  const std::int64_t most = setup_.config.train.max_skips;
+  if (most > 0 && state_.skips_in_a_row >= static_cast<std::uint64_t>(most)) {
+    throw nonfinite_error(fmt::format("{} steps in a row were skipped (train.max_skips)", state_.skips_in_a_row));
+  }
 }
 
-void Run::stop_nonfinite(StepRequest request, const StepResult& result) {
-  while (!on_the_way_.empty()) {  // it changes nothing
-    (void)current_->finish();
+Error Run::nonfinite_error(const std::string& finding) const {
+  std::string hint = "lower optimizer.lr";
+  if (setup_.config.train.nonfinite == "stop") hint += ", or set train.nonfinite: skip";
+  if (!summary_.checkpoint.empty()) hint = fmt::format("the last good state is {}; {}", summary_.checkpoint.string(), hint);
+  return Error(finding, setup_.config.file.string(), hint, ExitCode::kNonFinite);
+}
+
+// Steps are deterministic: the replay, without an update and with every output checked, shows what the step did.
+std::string Run::find_nonfinite(StepRequest request, const StepResult& result) {
+  while (!on_the_way_.empty()) {  // it changes nothing, and is done again where the run goes on
+    pending_ |= current_->finish().verdict.asked;
     on_the_way_.pop_back();
   }
   request.diagnose = true;
   request.version = result.verdict.version_before;
+  request.scaler = result.verdict.scaler;
   request.save_unit = nullptr;
   fill_inputs(*current_, request.step);
-  std::string first = current_->run(request).first_nonfinite;
-  if (first.empty()) first = "the global norm";
-  const Path good = summary_.checkpoint;
-  throw Error(fmt::format("non-finite {} at step {}; first in {}", result.verdict.norm.finite ? "loss" : "gradient",
-                          request.step + 1, first),
-              setup_.config.file.string(),
-              good.empty()
-                  ? "lower optimizer.lr, or set train.nonfinite: skip"
-                  : fmt::format("the last good state is {}; lower optimizer.lr, or set train.nonfinite: skip", good.string()),
-              ExitCode::kNonFinite);
+  const StepResult replay = current_->run(request);
+  pending_ |= replay.verdict.asked;
+  return replay.first_nonfinite.empty() ? "the global norm" : replay.first_nonfinite;
+}
+
+void Run::report_nonfinite(const StepRequest& request, const StepResult& result) {
+  const Verdict& verdict = result.verdict;
+  const std::uint64_t step = request.step + 1;
+  const int unit = verdict.norm.first_bad_unit;
+  std::string first =
+      unit < 0 ? "a token loss" : "the gradient of " + setup_.shape.store_units[static_cast<std::size_t>(unit)].name;
+  if (verdict.overflow() && !optim::at_minimum(setup_.loss_scaling, verdict.scaler)) {
+    if (leads()) {
+      log_info(fmt::format("step {} skipped: overflow at loss scale {}, first in {}; the next scale is {}", step,
+                           verdict.scaler.scale, first, verdict.next_scaler.scale));
+    }
+    return;
+  }
+  if (verdict.halted) {
+    ++replays_;
+    first = find_nonfinite(request, result);
+  }
+  const std::string scaled =
+      setup_.loss_scaling.scales() ? fmt::format(" (loss scale {})", verdict.scaler.scale) : std::string();
+  const std::string what = verdict.overflow() ? "gradient" : "loss";
+  if (request.stop_on_nonfinite && setup_.config.train.nonfinite == "stop") {
+    throw nonfinite_error(fmt::format("non-finite {} at step {}{}; first in {}", what, step, scaled, first));
+  }
+  if (leads()) log_warning(fmt::format("step {} skipped: non-finite {}{}, first in {}", step, what, scaled, first));
 }
 
 void Run::record_step(const StepRequest& request, const StepResult& result) {
@@ -102,6 +135,9 @@ void Run::record_step(const StepRequest& request, const StepResult& result) {
   state_.tokens += request.targets;
   state_.updates = verdict.version_before + (verdict.updated ? 1 : 0);
   state_.skipped += verdict.updated ? 0 : 1;
+  if (request.targets > 0) state_.skips_in_a_row = verdict.updated ? 0 : state_.skips_in_a_row + 1;
+  state_.scaler = verdict.next_scaler;
+  if (setup_.loss_scaling.scales()) record.loss_scale = verdict.scaler.scale;
   record.step = state_.step;
   record.tokens = state_.tokens;
   record.loss = request.targets == 0 ? 0 : verdict.loss_sum / static_cast<double>(request.targets);
@@ -258,6 +294,7 @@ RunSummary Run::operator()() {
   summary_.steps_done = state_.step;
   summary_.tokens = state_.tokens;
   summary_.skipped_steps = state_.skipped;
+  summary_.loss_scale = state_.scaler.scale;
   summary_.seconds = seconds_since(begin);
   return summary_;
 }

@@ -37,6 +37,9 @@ std::string line_of(const StepMetrics& metrics) {
   json["loss"] = number(metrics.loss);
   json["grad_norm"] = number(metrics.grad_norm);
   json["clip"] = number(metrics.clip);
+  if (metrics.loss_scale) {
+    json["loss_scale"] = number(*metrics.loss_scale);
+  }
   json["lr"] = number(metrics.lr);
   json["tokens_per_s"] = number(metrics.tokens_per_s);
   json["step_seconds"] = number(metrics.step_seconds);

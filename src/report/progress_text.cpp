@@ -24,6 +24,9 @@ std::string progress_text(const StepMetrics& metrics, std::uint64_t total_steps,
     text += fmt::format("  eval {:.4f}", *metrics.eval_loss);
   }
   text += fmt::format("  norm {}  lr {:.1e}", short_number(metrics.grad_norm), metrics.lr);
+  if (metrics.loss_scale) {
+    text += fmt::format("  scale {:g}", *metrics.loss_scale);
+  }
   text += fmt::format("  {} tok/s", format_count(metrics.tokens_per_s));
   if (eta_seconds > 0 && std::isfinite(eta_seconds)) {
     text += "  ETA " + format_duration(eta_seconds);

@@ -9,7 +9,9 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "covering.h"
@@ -24,7 +26,9 @@ namespace spipe::test {
 namespace {
 
 struct Outcome {
-  std::vector<double> losses, norms;
+  std::vector<double> losses, norms, clips;
+  std::vector<std::optional<double>> scales;
+  std::vector<bool> skipped;
   double evaluation = 0;
   std::map<std::string, std::string> tensors;  // parameters and moments of the last checkpoint
   bool operator==(const Outcome&) const = default;
@@ -35,7 +39,10 @@ class Recorder : public exec::RunListener {
   explicit Recorder(Outcome& outcome) : outcome_(outcome) {}
   void on_step(const exec::StepRecord& record) override {
     outcome_.losses.push_back(record.loss);
-    outcome_.norms.push_back(record.grad_norm);
+    outcome_.norms.push_back(std::isfinite(record.grad_norm) ? record.grad_norm : -1);
+    outcome_.clips.push_back(record.clip);
+    outcome_.scales.push_back(record.loss_scale);
+    outcome_.skipped.push_back(record.skipped);
   }
   void on_evaluation(std::uint64_t, double loss, std::uint64_t) override { outcome_.evaluation = loss; }
 
@@ -46,8 +53,8 @@ class Recorder : public exec::RunListener {
 // What a cell is made of, by the choices of its row.
 constexpr const char* kSchedules[] = {"spipe",        "mobius",       "1f1b",          "gpipe", "roundpipe",
                                       "streaming-dp", "spipe data 2", "mobius data 2", "auto"};
-constexpr const char* kModels[] = {"llama", "gpt2",
-                                   "bf16"};  // untied with grouped KV heads; tied, with dropout; the first in bf16
+// Untied with grouped KV heads; tied, with dropout; the first in bf16; and in fp16, where two of the steps overflow.
+constexpr const char* kModels[] = {"llama", "gpt2", "bf16", "fp16"};
 constexpr const char* kStages[] = {"N/N", "N+1/2N-1", "finest"};
 constexpr const char* kMicroBatches[] = {"M<N", "M=N", "M=2N", "M odd"};
 constexpr const char* kBudgets[] = {"roomy", "tight"};
@@ -165,6 +172,10 @@ class Matrix {
     all.insert(all.end(), more.begin(), more.end());
     if (cell.model == "gpt2") all.emplace_back("model.dropout=0.1");
     if (cell.model == "bf16") all.emplace_back("train.precision=bf16");
+    if (cell.model == "fp16") {
+      all.insert(all.end(), {"train.precision=fp16", "train.loss_scale_hysteresis=1", "train.loss_scale_window=2"});
+      options.gradient_faults = {{1, 3, std::numeric_limits<float>::infinity()}, {2, 1, 0x1p-4F}, {4, 5, 0x1p40F}};
+    }
     const config::Config config = config::load_config(std::filesystem::path(path_) / cell.model / "run.yaml", all);
     const exec::RunSummary summary = exec::train(config, options, recorder, world);
     if (world.rank() == 0) {
@@ -221,7 +232,8 @@ class Matrix {
       if (world_.rank() != 0) return;
       const Outcome& expected = reference(cell);
       plans_.insert(plan_);
-      const bool same = outcome == expected && outcome.losses.size() == 5 && !outcome.tensors.empty();
+      const bool skips = cell.model != "fp16" || expected.skipped == std::vector<bool>{false, true, false, false, true};
+      const bool same = outcome == expected && outcome.losses.size() == 5 && !outcome.tensors.empty() && skips;
       ++(same ? equal_ : wrong_);
       if (!same)
         fmt::print("WRONG {} (losses {}, parameters {})\n", cell.name, outcome.losses == expected.losses,

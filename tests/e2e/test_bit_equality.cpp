@@ -57,6 +57,8 @@ std::vector<Case> cases() {
       {"gpt2 bf16, two sum groups", tiny_gpt2_json(), {"train.precision=bf16", "batch.sum_groups=2"}},
       {"llama fp32, three sum groups", tiny_llama_json(), {"batch.sum_groups=3"}},
       {"gpt2 fp32, dropout", tiny_gpt2_json(), {"model.dropout=0.2"}},
+      {"llama fp16", tiny_llama_json(), {"train.precision=fp16", "train.loss_scale_window=2"}},
+      {"gpt2 fp16, two sum groups", tiny_gpt2_json(), {"train.precision=fp16", "batch.sum_groups=2", "model.dropout=0.1"}},
       {"gpt2 fp32, one micro-batch", tiny_gpt2_json(), {"batch.micro=6"}},
   };
 }

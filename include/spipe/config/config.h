@@ -16,7 +16,7 @@ namespace spipe::config {
 // Where a value came from; printed by --dry-run.
 enum class Origin : std::uint8_t { defaulted, file, command_line, planner };
 
-enum class Precision : std::uint8_t { automatic, fp32, bf16 };
+enum class Precision : std::uint8_t { automatic, fp32, bf16, fp16 };
 enum class Switch : std::uint8_t { automatic, on, off };  // auto | true | false
 enum class Init : std::uint8_t { from_scratch, pretrained };
 
@@ -35,6 +35,13 @@ struct DataConfig {
 struct BatchConfig {
   std::int64_t global = 64, micro = 1, sum_groups = 1;  // sum_groups: parallel.data unless given
 };
+// Powers of two. The scale is `fixed` where it is given; dynamic where asked for, or with fp16 and nothing said; else 1.
+struct LossScaleConfig {
+  std::optional<double> fixed;
+  bool dynamic = false;
+  double initial = 65536, growth = 2, backoff = 0.5, minimum = 1, maximum = 16777216;
+  std::int64_t window = 1000, hysteresis = 2;
+};
 struct TrainConfig {
   std::int64_t steps = 0;
   Precision precision = Precision::automatic;
@@ -46,6 +53,8 @@ struct TrainConfig {
   std::int64_t eval_batches = 0;   // micro-batches per evaluation; 0: the whole held-out set
   std::int64_t head_chunk = 0;     // rows of logits at a time; 0: auto
   std::string nonfinite = "stop";  // stop | skip
+  std::int64_t max_skips = 100;    // in a row; 0: any number
+  LossScaleConfig loss_scale;
 };
 struct LrScheduleConfig {
   std::string type = "cosine";  // constant, linear, cosine, inverse_sqrt, wsd_linear, wsd_sqrt (wsd = wsd_linear)

@@ -38,6 +38,14 @@ class StreamTimes : public plan::TaskObserver {
 
 class Pacer;
 
+// Tests: what is summed of a store unit's gradient in a step is multiplied by a factor before it is offloaded. Finite factors
+// are powers of two, so that it does not matter how the sum is cut.
+struct GradientFault {
+  std::uint64_t step = 0;  // 0-based
+  int unit = 0;            // store unit
+  float factor = 1;
+};
+
 // What all plans of a run share. Everything is owned by the caller and outlives the executors.
 struct Machine {
   device::Device* device = nullptr;
@@ -49,8 +57,10 @@ struct Machine {
   optim::NormTable* norms = nullptr;  // one for the ranks of a host
   optim::AdamW hyper;
   double grad_clip = 0;
+  optim::LossScaling loss_scaling;
   std::uint64_t seed = 0;
   std::vector<plan::TaskObserver*> observers;
+  std::span<const GradientFault> gradient_faults;
   comm::World* world = nullptr;                 // several ranks; null: one rank, all of whose tasks run here
   std::atomic<std::uint32_t>* asked = nullptr;  // bits that signals raise on any rank of the host; may be null
   Pacer* pacer = nullptr;                       // stretches tasks to another machine's times; may be null
@@ -61,10 +71,13 @@ struct StepRequest {
   std::uint64_t targets = 0;  // unmasked targets of the step: loss is divided by it
   std::uint64_t version =
       0;  // committed updates every unit must have seen; of a step begun on a running one: that one's result
+  optim::ScalerState scaler;                        // likewise
   std::function<double(std::uint64_t updates)> lr;  // rate of the update after so many
-  bool stop_on_nonfinite = false;                   // after a step that is not finite, the steps already begun change nothing
-  std::function<void(int)> save_unit;               // for plans with save tasks: called on the io stream for every store unit
-  bool diagnose = false;                            // find the first non-finite value; no update is made
+  // After a step that is not finite the steps already begun change nothing (unless a smaller loss scale may help: that step is
+  // skipped and they go on).
+  bool stop_on_nonfinite = false;
+  std::function<void(int)> save_unit;  // for plans with save tasks: called on the io stream for every store unit
+  bool diagnose = false;               // find the first non-finite value; no update is made
 };
 
 struct StepResult {

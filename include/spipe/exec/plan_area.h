@@ -9,6 +9,7 @@
 
 #include "spipe/base/counter.h"
 #include "spipe/comm/region.h"
+#include "spipe/optim/loss_scaling.h"
 #include "spipe/optim/optim.h"
 #include "spipe/plan/plan.h"
 
@@ -16,14 +17,17 @@ namespace spipe::exec {
 
 // Made by the norm task of a host from the same numbers on every host; read by its updates and by every rank.
 struct Verdict {
-  double loss_sum = 0;  // over unmasked targets, in double, micro-batches and positions ascending
-  optim::GradientNorm norm;
+  double loss_sum = 0;       // over unmasked targets, in double, micro-batches and positions ascending
+  optim::GradientNorm norm;  // unscaled
   double clip = 1;
-  bool updated = false;              // false: skipped, nothing changed
+  optim::ScalerState scaler, next_scaler;  // what this step was scaled with, and what the next one is
+  bool updated = false;                    // false: skipped, nothing changed
   bool halted = false;               // this or an earlier step was not finite, and the run is to stop then: no update any more
   std::uint32_t asked = 0;           // what signals asked of a rank (SignalRequest)
   std::uint64_t version_before = 0;  // committed updates that this step reads
   [[nodiscard]] bool finite() const;
+  // The gradient overflowed and the loss did not: what a smaller loss scale may avoid.
+  [[nodiscard]] bool overflow() const;
 };
 
 // Verdicts are kept for some steps: ranks read them late.

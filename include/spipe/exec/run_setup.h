@@ -10,6 +10,7 @@
 #include "spipe/config/config.h"
 #include "spipe/device/device.h"
 #include "spipe/model/shape.h"
+#include "spipe/optim/loss_scaling.h"
 #include "spipe/optim/optim.h"
 #include "spipe/plan/fit.h"
 #include "spipe/plan/fit_ranks.h"
@@ -63,6 +64,7 @@ struct RunSetup {
   std::string host_limit_source;
   optim::LrSchedule lr;
   optim::AdamW hyper;
+  optim::LossScaling loss_scaling;
   config::NumericsBlock numerics;
   [[nodiscard]] std::uint64_t arena_bytes() const { return fit.arena_bytes; }
   // Whether the schedule is one of several ranks (also when there is only one).

@@ -21,6 +21,7 @@ struct StepRecord {
   std::uint64_t step = 0;    // 1-based
   std::uint64_t tokens = 0;  // targets trained on since the beginning of the run, resumed parts included
   double loss = 0, grad_norm = 0, lr = 0, clip = 1;
+  std::optional<double> loss_scale;  // of this step, where there is one
   bool skipped = false;
   std::uint64_t skipped_steps = 0;  // of the run so far
   double seconds = 0;               // of this step, evaluation and saving excluded
@@ -34,6 +35,7 @@ struct RunSummary {
   bool already_finished = false;
   std::uint64_t first_step = 0, steps_done = 0, tokens = 0, skipped_steps = 0, bytes_fetched = 0;
   double last_loss = 0, seconds = 0;
+  double loss_scale = 1;  // of the step after the last
   std::optional<double> eval_loss;
   std::filesystem::path checkpoint;  // the newest one
   std::uint64_t plan_hash = 0;
@@ -67,11 +69,13 @@ struct RunOptions {
   // Tests.
   std::optional<std::uint64_t> stop_after;  // behave as if asked to save and stop after this many steps of the run
   std::function<void(store::Store&, std::uint64_t steps_done)> after_step;  // with the engine at rest
+  std::vector<GradientFault> gradient_faults;                               // the same on every rank
 };
 
 // Runs a config to its end (or to a signal); collective over the ranks of the world. Throws Error for the user's mistakes, on
 // the rank that found it: the caller ends the job (World::fail). A non-finite step under `nonfinite: stop` throws an Error with
-// ExitCode::kNonFinite that names unit and micro-batch.
+// ExitCode::kNonFinite that names unit and micro-batch; so
+// do train.max_skips skipped steps in a row.
 RunSummary train(const config::Config& config, const RunOptions& options, RunListener& listener, comm::World& world);
 // The same on one rank.
 RunSummary train(const config::Config& config, const RunOptions& options, RunListener& listener);

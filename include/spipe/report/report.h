@@ -27,6 +27,7 @@ struct StepMetrics {
   double h2d_bytes_per_s = 0, d2h_bytes_per_s = 0;
   std::uint64_t skipped_steps = 0;
   double clip = 1;
+  std::optional<double> loss_scale;
   std::optional<double> eval_loss;
 };
 

@@ -47,7 +47,8 @@ model: {hf: some/folder, init: from_scratch, initialization: fan_in, dropout: 0.
 data: {train: [a.bin, "b/*.bin"], eval: c.bin, seq_len: 33, shuffle_seed: 18446744073709551615}
 batch: {global: 12, micro: 3, sum_groups: 2}
 train: {steps: 5, precision: bf16, seed: 4, grad_clip: 0, recompute: true, park: false, eval_every: 2, eval_batches: 7,
-        head_chunk: 128, nonfinite: skip}
+        head_chunk: 128, nonfinite: skip, max_skips: 7, loss_scale: dynamic, loss_scale_initial: 256, loss_scale_window: 20,
+        loss_scale_growth: 4, loss_scale_backoff: 0.25, loss_scale_hysteresis: 3, loss_scale_min: 8, loss_scale_max: 512}
 optimizer:
   {type: adamw, lr: 1e-5, betas: [0.8, 0.99], eps: 1E-6, weight_decay: .05,
    schedule: {type: wsd, warmup: 2, final: 0, decay: 3}, policy: sync, placement: cpu}
@@ -68,6 +69,9 @@ log: {every: 1, jsonl: false, trace: true, tensorboard: false}
   CHECK((c.train.steps == 5 && c.train.precision == Precision::bf16 && c.train.seed == 4 && c.train.grad_clip == 0));
   CHECK((c.train.recompute == Switch::on && c.train.park == Switch::off));
   CHECK((c.train.eval_every == 2 && c.train.eval_batches == 7 && c.train.head_chunk == 128 && c.train.nonfinite == "skip"));
+  const LossScaleConfig& scale = c.train.loss_scale;
+  CHECK((c.train.max_skips == 7 && scale.dynamic && !scale.fixed && scale.initial == 256 && scale.window == 20));
+  CHECK((scale.growth == 4 && scale.backoff == 0.25 && scale.hysteresis == 3 && scale.minimum == 8 && scale.maximum == 512));
   CHECK((c.optimizer.lr == 1e-5 && c.optimizer.beta1 == 0.8 && c.optimizer.beta2 == 0.99 && c.optimizer.eps == 1e-6));
   CHECK(c.optimizer.weight_decay == 0.05);
   CHECK((c.optimizer.schedule.type == "wsd_linear" && c.optimizer.schedule.warmup == 2));
@@ -87,6 +91,17 @@ log: {every: 1, jsonl: false, trace: true, tensorboard: false}
     CHECK(values_of(again) == values_of(c));
     CHECK(again.origins.at("optimizer.lr") == Origin::file);
   }
+}
+
+TEST_CASE("a loss scale is auto, dynamic or a power of two") {
+  CHECK((!parse(kSmallest).train.loss_scale.fixed && !parse(kSmallest).train.loss_scale.dynamic));
+  CHECK(parse(kSmallest, {"train.loss_scale=1024"}).train.loss_scale.fixed == 1024);
+  CHECK(parse(kSmallest, {"train.loss_scale=dynamic"}).train.loss_scale.dynamic);
+  CHECK(parse(kSmallest, {"train.precision=fp16"}).train.precision == Precision::fp16);
+  const Config later = parse(kSmallest, {"train.loss_scale=1024", "train.loss_scale=auto"});
+  CHECK((!later.train.loss_scale.fixed && !later.train.loss_scale.dynamic));
+  const Config fixed = parse(kSmallest, {"train.loss_scale=1024"});
+  CHECK(parse(resolved_text(fixed)).train.loss_scale.fixed == 1024);
 }
 
 TEST_CASE("the printed defaults read back to themselves") {

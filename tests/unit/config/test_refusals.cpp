@@ -224,8 +224,23 @@ TEST_CASE("what is planned but not built is known, and refused by name") {
   for (const char* place : {"device", "resident"}) planned("optimizer.placement", place, "use auto or cpu");
   for (const char* type : {"adam", "sgd", "lion", "adafactor", "muon"}) planned("optimizer.type", type, "use adamw");
   planned("device.type", "cuda", "use cpu or auto");
-  planned("train.precision", "fp16", "use bf16 or fp32");
   planned("log.tensorboard", "true", "use log.jsonl");
+}
+
+TEST_CASE("loss scales are powers of two in order") {
+  CHECK(refused_set("train.loss_scale=1000") ==
+        "--set: 'train.loss_scale' must be a power of two, not 1000; the nearest below is 512");
+  CHECK(refused_set("train.loss_scale=on") ==
+        "--set: 'train.loss_scale' must be a number, not 'on'; write it in decimal, as in 0.1 or 1e-5");
+  CHECK(refused_set("train.loss_scale=0.5").starts_with("--set: 'train.loss_scale' must be 1.."));
+  CHECK(refused_set("train.loss_scale_backoff=1") == "--set: 'train.loss_scale_backoff' must be > 0 and <= 0.5, not 1");
+  CHECK(refused_set("train.loss_scale_hysteresis=0").starts_with("--set: 'train.loss_scale_hysteresis' must be 1.."));
+  CHECK(refused_set("train.loss_scale_initial=33554432") ==
+        "--set: train.loss_scale_initial 33554432 is not between train.loss_scale_min and train.loss_scale_max; use "
+        "1..16777216");
+  CHECK(message_of(kSmallest, {"train.loss_scale_min=8", "train.loss_scale_max=4"}) ==
+        "--set: train.loss_scale_min 8 is more than train.loss_scale_max 4; lower the one or raise the other");
+  CHECK(refused_set("train.init_scale=2") == "--set: unknown key 'train.init_scale'; did you mean 'train.loss_scale_initial'?");
 }
 
 TEST_CASE("ranks, replicas, schedules and paces have their bounds") {
