@@ -38,7 +38,8 @@ struct Case {
   int forward_stages = 8, backward_stages = 12;
   double jitter = 0;
   int slow_rank = -1;
-  bool barrier = false, early_updates = false;
+  bool barrier = false;
+  std::string policy = "auto", placement = "auto";
 };
 
 struct Measured {
@@ -136,7 +137,6 @@ class Bench {
     options.observers = {&times};
     options.rates = device::DeviceRates{1e11, 1e10, 1e10, 1e9};
     options.barrier_between_steps = c.barrier;
-    options.early_updates = c.early_updates;
     const exec::RunSummary summary = exec::train(config::load_config(folder_ / "run.yaml"), options, recorder, world_);
     Measured measured;
     const exec::Pacer::Account& pace = *summary.pace;
@@ -170,11 +170,12 @@ class Bench {
         "data: {{train: [{0}/train.bin], seq_len: {1}}}\n"
         "batch: {{global: {2}, micro: 1}}\n"
         "train: {{steps: {3}, precision: fp32, grad_clip: 0, head_chunk: {1}}}\n"
+        "optimizer: {{policy: {8}, placement: {9}}}\n"
         "parallel: {{schedule: {4}, forward_stages: {5}, backward_stages: {6}}}\n"
         "checkpoint: {{dir: {0}/run}}\n"
         "device: {{threads: 1, pace: {0}/machine.yaml, pace_jitter: {7}, pace_seed: 7",
         dir, c.seq_len, c.micro_batches, steps_, c.schedule, same ? c.backward_stages : c.forward_stages, c.backward_stages,
-        c.jitter);
+        c.jitter, c.policy, c.placement);
     if (c.slow_rank >= 0) text += fmt::format(", pace_slow_rank: {}, pace_slow_factor: 1.3", c.slow_rank);
     write_text_atomic(folder_ / "run.yaml", text + "}\n");
     world_.barrier();
@@ -270,7 +271,7 @@ Case regime(const char* schedule) {
   c.schedule = schedule;
   c.barrier = true;
   const bool spipe = c.schedule == "spipe";
-  c.early_updates = spipe;
+  if (spipe) c.policy = "overlap";
   c.forward_stages = 8;
   c.backward_stages = spipe ? 24 : 8;
   return c;

@@ -152,7 +152,7 @@ plan::Plan make_plan(const Row& row, const model::ModelShape& shape, const Ablat
   input.prefetch = how.prefetch;
   input.fuse_last = false;
   input.barrier_between_steps = true;
-  input.early_updates = how.early_updates;
+  if (how.early_updates) input.updates = plan::update_ways(shape, {.speculate = 1});
   plan::Plan plan = plan::make_schedule(how.schedule, input);
   wait_for_whole_stages(plan);
   return plan;

@@ -268,11 +268,15 @@ inline constexpr std::int64_t kNormBlock = 4096;
 //   p' = p1 - step_size * (m' / denom)               as fma(-step_size, m'/denom, p1)   (step_size = lr / (1-beta1^t))
 // All scalars are computed in double on the host and rounded to float once. compute_copy (may be null, bf16/fp16) receives the
 // rounded master: bf16 half-up, fp16 nearest even. *nonfinite_master is set to 1 when a finite master rounds to infinity.
+// In place, or (from_* given, all three) out of place: the state is read there and written here; the two do not overlap.
 struct AdamWArgs {
   ConstPtr grad;  // fp32, bf16 or fp16
   float* master = nullptr;
   float* m = nullptr;
   float* v = nullptr;
+  const float* from_master = nullptr;
+  const float* from_m = nullptr;
+  const float* from_v = nullptr;
   Ptr compute_copy{};
   std::uint32_t* nonfinite_master = nullptr;
   std::int64_t elements = 0;

@@ -37,6 +37,9 @@ void CpuOps::adamw(StreamHandle*, const AdamWArgs& args) {
   SPIPE_CHECK(!args.compute_copy || args.compute_copy.dtype == DType::bf16 || args.compute_copy.dtype == DType::f16,
               "adamw: the compute copy is bf16 or fp16");
   SPIPE_CHECK(args.elements >= 0, "adamw: size");
+  const bool out = args.from_master != nullptr;
+  SPIPE_CHECK(out == (args.from_m != nullptr) && out == (args.from_v != nullptr),
+              "adamw: all of the state out of place or none");
   const UpdateTable& table = SPIPE_TABLE(isa_, update_table);
   for_blocks(args.elements, 16384, [&](std::int64_t first, std::int64_t count, int) {
     if (table.adamw(args, first, count)) raise(args.nonfinite_master);

@@ -60,6 +60,12 @@ SPIPE_INLINE __m128i round_half(__m256 x) {
   const __m256 quiet = _mm256_castsi256_ps(_mm256_or_si256(sign, _mm256_set1_epi32(0x7fc00000)));
   return _mm256_cvtps_ph(_mm256_blendv_ps(x, quiet, _mm256_cmp_ps(x, x, _CMP_UNORD_Q)), _MM_FROUND_TO_NEAREST_INT);
 }
+// Past the caches; p is aligned to 64 bytes.
+SPIPE_INLINE void store_past_caches(float* p, Vec x) {
+  _mm256_stream_ps(p, x.lo);
+  _mm256_stream_ps(p + 8, x.hi);
+}
+SPIPE_INLINE void end_of_stores() { _mm_sfence(); }
 SPIPE_INLINE void store(float* p, Vec x) {
   _mm256_storeu_ps(p, x.lo);
   _mm256_storeu_ps(p + 8, x.hi);

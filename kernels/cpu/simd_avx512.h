@@ -44,6 +44,9 @@ SPIPE_INLINE __m256i round_half(__m512 x) {
   const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
   return _mm512_cvtps_ph(_mm512_mask_mov_ps(x, nan, _mm512_castsi512_ps(quiet)), _MM_FROUND_TO_NEAREST_INT);
 }
+// Past the caches; p is aligned to 64 bytes.
+SPIPE_INLINE void store_past_caches(float* p, Vec x) { _mm512_stream_ps(p, x.v); }
+SPIPE_INLINE void end_of_stores() { _mm_sfence(); }
 SPIPE_INLINE void store(float* p, Vec x) { _mm512_storeu_ps(p, x.v); }
 SPIPE_INLINE void store(Bf16* p, Vec x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), round_even_bf16(x.v)); }
 SPIPE_INLINE void store(Half* p, Vec x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), round_half(x.v)); }

@@ -35,6 +35,8 @@ SPIPE_INLINE Vec load_tail(const T* p, int n) {
   for (int i = 0; i < n; ++i) r.lane[i] = widen(p[i]);
   return r;
 }
+SPIPE_INLINE void store_past_caches(float* p, Vec x) { SPIPE_EACH_LANE p[i] = x.lane[i]; }
+SPIPE_INLINE void end_of_stores() {}
 template <typename T>
 SPIPE_INLINE void store(T* p, Vec x) {
   SPIPE_EACH_LANE narrow_to(p + i, x.lane[i]);

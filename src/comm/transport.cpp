@@ -194,6 +194,8 @@ bool Transport::announce_ready_sends() {
     while (!queue.empty() && ready(queue.front()->message)) {
       std::unique_ptr<Sending> sending = std::move(queue.front());
       queue.pop_front();
+      Message& message = sending->message;
+      if (message.where) message.bytes = {message.where(), message.bytes.size()};
       Control control;
       control.kind = ControlKind::announce;
       control.tag = sending->message.tag;

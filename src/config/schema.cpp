@@ -150,11 +150,17 @@ void add_optimizer(std::vector<Key>& table) {
   table.push_back(named_also(integer("optimizer.schedule.decay", SPIPE_FIELD(optimizer.schedule.decay), at_least(0),
                                      "Steps of the final decay of the wsd schedules, which need it; 0 for the others."),
                              {"decay_steps"}));
-  table.push_back(text_choice("optimizer.policy", SPIPE_FIELD(optimizer.policy), {"auto", "sync"},
-                              {{"overlap", "deferred", "hybrid"}, "use auto or sync (the same results)"},
-                              "When units are updated; never changes results."));
-  table.push_back(text_choice("optimizer.placement", SPIPE_FIELD(optimizer.placement), {"auto", "cpu"},
-                              {{"device", "resident"}, "use auto or cpu"}, "Where units are updated; never changes results."));
+  table.push_back(
+      text_choice("optimizer.policy", SPIPE_FIELD(optimizer.policy), {"auto", "sync", "overlap", "deferred", "hybrid"}, {},
+                  "When units are updated: with the pass at rest; as soon as a gradient is there, taken back where the "
+                  "norm says so; when the norm is known, under the next forward; some this way, some that. Never "
+                  "changes results."));
+  table.push_back(number("optimizer.speculate", SPIPE_FIELD(optimizer.speculate), between(0, 1),
+                         "With policy hybrid: fraction of the parameters whose updates do not wait for the norm."));
+  table.push_back(
+      text_choice("optimizer.placement", SPIPE_FIELD(optimizer.placement), {"auto", "cpu", "device", "resident"}, {},
+                  "Where units are updated: by the host's cores; by the device, to which their state comes and goes; or "
+                  "there, where it stays, as far as device.memory allows. Never changes results."));
 }
 
 void add_parallel_and_device(std::vector<Key>& table) {

@@ -66,10 +66,12 @@ void BoundPlan::bind(const plan::Task& task, BoundTask& bound) {
     case TaskKind::norm:
       bind_norm(task, bound);
       break;
+    case TaskKind::load:
     case TaskKind::optimize:
+    case TaskKind::unload:
     case TaskKind::commit:
     case TaskKind::save:
-      break;
+      break;  // UnitUpdates, and the store, find what they need
   }
 }
 
@@ -105,6 +107,7 @@ void* BoundPlan::address(const plan::Buffer& buffer) const {
     case BufferKind::constants:
       return nullptr;  // loaded once, addressed through Machine::constants
     case BufferKind::store_state:
+    case BufferKind::store_shadow:
     case BufferKind::norm_value:
     case BufferKind::checkpoint_file:
       return nullptr;  // names for ordering only
@@ -254,6 +257,7 @@ void BoundPlan::bind_message(const plan::Task& task, BoundTask& bound) {
     if (buffer.kind == BufferKind::store_grad || buffer.kind == BufferKind::host_result) continue;
     SPIPE_CHECK(bound.message.empty(), fmt::format("message task {} moves two buffers", task.id));
     bound.message = {static_cast<std::byte*>(address(buffer)), task.bytes};
+    if (buffer.kind == BufferKind::store_compute) bound.message_unit = buffer.unit;
   }
   if (!bound.message.empty()) return;
   SPIPE_CHECK(task.kind == TaskKind::push, fmt::format("message task {} moves nothing", task.id));

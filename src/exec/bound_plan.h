@@ -35,8 +35,9 @@ struct BoundTask {
   const void* source = nullptr;           // copies
   void* destination = nullptr;
   std::uint64_t copy_bytes = 0;
-  bool from_store = false;              // fetch: the version is checked
+  bool from_store = false;              // fetch: the version is checked, and the source is the unit's slot of that moment
   std::span<std::byte> message;         // push, pull
+  int message_unit = -1;                // push of a store unit's parameters, in its slot of that moment
   std::vector<NormItem> norm_items;     // push of norm parts
   std::vector<NormParts> norm_parts;    // norm
   std::vector<const float*> gradients;  // offload, reduce: operands in canonical order (reduce: destination first)

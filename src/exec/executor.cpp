@@ -154,6 +154,9 @@ struct Executor::Impl {
     message.peer = task.peer_rank;
     message.tag = number << 32U | task.peer;
     message.bytes = bytes;
+    if (const int unit = runner.bound().task(task.id).message_unit; unit >= 0) {
+      message.where = [this, unit] { return static_cast<std::byte*>(machine.store->slab(unit, store::Plane::compute).data); };
+    }
     message.after = std::move(after);
     message.done = &area.done[task.id];
     message.done_value = step.run;
@@ -210,6 +213,7 @@ struct Executor::Impl {
     step.run = begun;
     step.chained = begun - finished == 2;
     step.nonfinite_master = 0;
+    step.taken_back = 0;
     step.diagnosis = {};
     for (const std::uint32_t id : tasks) enqueue(plan.tasks[id], step);
     for (std::size_t s = 0; s < streams.size(); ++s) {
@@ -246,6 +250,7 @@ struct Executor::Impl {
     const auto self = static_cast<std::size_t>(machine.world == nullptr ? 0 : machine.world->local_rank());
     area.seen[self].signal(run);
     result.nonfinite_master = step.nonfinite_master != 0;
+    result.taken_back = step.taken_back;
     if (step.request.diagnose) result.first_nonfinite = gather_diagnosis(step.diagnosis);
     return result;
   }

@@ -51,6 +51,8 @@ class Run {
   void raise_signals();
   void evaluate();
   [[nodiscard]] Pacer::Account pace_of_all() const;
+  [[nodiscard]] std::uint64_t sum_over_ranks(std::uint64_t own) const;
+  void settle_residents();
   void save_whole();
   void report_save(bool wait);
   [[nodiscard]] bool leads() const { return world_.rank() == 0; }
@@ -81,7 +83,7 @@ class Run {
   TrainerState state_;
   std::unique_ptr<comm::HostRegion> region_;
   std::unique_ptr<store::Store> store_;
-  std::unique_ptr<device::Arena> arena_;
+  std::unique_ptr<device::Arena> arena_, residents_;
   std::vector<std::byte> parking_;
   std::unique_ptr<optim::NormTable> norms_;
   std::unique_ptr<Pacer> pacer_;

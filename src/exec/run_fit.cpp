@@ -11,6 +11,7 @@
 #include "spipe/exec/executor.h"
 #include "spipe/plan/fit_ranks.h"
 #include "spipe/plan/verifier.h"
+#include "update_request.h"
 
 namespace spipe::exec {
 
@@ -78,6 +79,10 @@ void fit_one_rank(RunSetup& setup, const device::DeviceRates& rates, bool arena_
   request.device_bytes = config.device.memory.value_or(0);
   request.host_bytes = setup.host_limit;
   request.store_bytes = setup.layout.bytes;
+  request.splits = wanted_splits(config.optimizer);
+  request.shadow_bytes_of_unit = shadow_bytes_of_units(setup);
+  request.piece_elements = plan::default_piece_elements(setup.shape);
+  request.barrier_between_steps = setup.job.barrier_between_steps;
   request.arena_on_host = arena_on_host;
   request.recompute = as_optional(config.train.recompute);
   request.park = as_optional(config.train.park);
@@ -99,6 +104,7 @@ void fit_one_rank(RunSetup& setup, const device::DeviceRates& rates, bool arena_
   };
   setup.fit = plan::fit(request);
   setup.train_and_save = with_saves(setup.fit.train);
+  setup.layout = layout_of(setup);
   setup.fit.arena_bytes = std::max(setup.fit.arena_bytes, setup.train_and_save.arena_bytes);
 
   plan::Limits limits;
@@ -111,7 +117,7 @@ void fit_one_rank(RunSetup& setup, const device::DeviceRates& rates, bool arena_
 
   setup.parking_bytes = std::max(setup.fit.train.parking_bytes, setup.train_and_save.parking_bytes);  // one area for all plans
   if (setup.fit.evaluate) setup.parking_bytes = std::max(setup.parking_bytes, setup.fit.evaluate->parking_bytes);
-  setup.host.arena = arena_on_host ? setup.fit.arena_bytes : 0;
+  setup.host.arena = arena_on_host ? setup.fit.arena_bytes + setup.fit.train.resident_bytes : 0;
 }
 
 void fit_pipeline(RunSetup& setup, const device::DeviceRates& rates, bool arena_on_host) {
@@ -131,8 +137,10 @@ void fit_pipeline(RunSetup& setup, const device::DeviceRates& rates, bool arena_
   request.input.micro_batches = setup.micro_batches;
   request.input.sum_groups = narrow<int>(config.batch.sum_groups);
   request.input.barrier_between_steps = setup.job.barrier_between_steps;
-  request.input.early_updates = setup.job.early_updates;
-  SPIPE_CHECK(!setup.job.early_updates || config.train.grad_clip == 0, "early updates know no norm to clip by");
+  request.input.separate_master = setup.format.separate_master;
+  request.input.piece_elements = plan::default_piece_elements(setup.shape);
+  request.splits = wanted_splits(config.optimizer);
+  request.shadow_bytes_of_unit = shadow_bytes_of_units(setup);
   setup.hardware = hardware_of(setup, rates);
   request.hardware = setup.hardware;
   request.schedule = config.parallel.schedule;
@@ -153,6 +161,7 @@ void fit_pipeline(RunSetup& setup, const device::DeviceRates& rates, bool arena_
   request.choice = setup.job.choice;
   plan::RankFit found = plan::fit_ranks(request);
 
+  setup.fit.split = found.split;
   setup.fit.train = std::move(found.train);
   setup.fit.evaluate = std::move(found.evaluate);
   setup.fit.reason = std::move(found.reason);
@@ -160,11 +169,9 @@ void fit_pipeline(RunSetup& setup, const device::DeviceRates& rates, bool arena_
   setup.train_and_save = std::move(found.train_and_save);
   setup.trials = std::move(found.trials);
   setup.parking_bytes = found.parking_bytes;
-  std::vector<bool> here;
-  for (const int host : setup.host_of_unit()) here.push_back(host == setup.job.host());
-  setup.layout = store::make_store_layout(setup.shape, setup.format, here);
+  setup.layout = layout_of(setup);
   const auto ranks = static_cast<std::uint64_t>(setup.job.ranks_of_host(setup.job.host()));
-  setup.host.arena = arena_on_host ? checked_mul(found.arena_bytes, ranks) : 0;
+  setup.host.arena = arena_on_host ? checked_mul(found.arena_bytes + setup.fit.train.resident_bytes, ranks) : 0;
 }
 
 }  // namespace spipe::exec

@@ -11,6 +11,7 @@
 #include "spipe/config/yaml_json.h"
 #include "spipe/exec/executor.h"
 #include "spipe/model/families.h"
+#include "update_request.h"
 
 namespace spipe::exec {
 
@@ -148,6 +149,7 @@ plan::ScheduleInput RunSetup::schedule_input() const {
   input.compute_dtype_size = dtype_size(format.compute);
   input.grad_dtype_size = dtype_size(format.grad);
   input.state_bytes_per_element = format.state_bytes_per_parameter();
+  input.separate_master = format.separate_master;
   return input;
 }
 
@@ -192,6 +194,8 @@ RunSetup prepare_run(const config::Config& config, const device::DeviceInfo& inf
   setup.hyper = {config.optimizer.beta1, config.optimizer.beta2, config.optimizer.eps, config.optimizer.weight_decay};
   setup.loss_scaling = make_loss_scaling(config);
   setup.numerics = make_numerics(setup, info);
+
+  setup.job.barrier_between_steps = setup.job.barrier_between_steps || waits_for_updates(config.optimizer);
 
   check_pace(setup);
   set_host_limit(setup);

@@ -16,6 +16,7 @@
 #include "spipe/base/thread_pool.h"
 #include "spipe/base/units.h"
 #include "spipe/model/families.h"
+#include "unit_updates.h"
 
 namespace spipe::exec {
 
@@ -67,12 +68,18 @@ nlohmann::json json_of(const plan::RankChoice& choice) {
           {"forward", choice.forward_cuts},
           {"backward", choice.backward_cuts},
           {"prefetch", choice.prefetch},
-          {"park", choice.park}};
+          {"park", choice.park},
+          {"updates", {choice.updates.speculate, choice.updates.device, choice.updates.resident}}};
 }
 
 plan::RankChoice choice_from(const nlohmann::json& json) {
-  return {json.at("schedule").get<std::string>(), json.at("forward").get<std::vector<int>>(),
-          json.at("backward").get<std::vector<int>>(), json.at("prefetch").get<int>(), json.at("park").get<bool>()};
+  const nlohmann::json& updates = json.at("updates");
+  return {json.at("schedule").get<std::string>(),
+          json.at("forward").get<std::vector<int>>(),
+          json.at("backward").get<std::vector<int>>(),
+          json.at("prefetch").get<int>(),
+          json.at("park").get<bool>(),
+          {updates.at(0).get<double>(), updates.at(1).get<double>(), updates.at(2).get<double>()}};
 }
 
 constexpr const char* kHostsMark = ".hosts";  // there while a run starts
@@ -137,7 +144,6 @@ Job Run::agree_on_job() const {
   Job job;
   job.rank = world_.rank();
   job.barrier_between_steps = options_.barrier_between_steps;
-  job.early_updates = options_.early_updates;
   job.host_of_rank.clear();
   for (int rank = 0; rank < world_.size(); ++rank) job.host_of_rank.push_back(world_.host_of(rank));
   const int threads = device_->info().threads;
@@ -286,9 +292,12 @@ void Run::allocate() {
   store_ = std::make_unique<store::Store>(setup_.shape, setup_.layout, place);
   norms_ = std::make_unique<optim::NormTable>(setup_.shape, region_->bytes("norms"));
   arena_ = device_->make_arena(setup_.arena_bytes());
+  if (setup_.fit.train.resident_bytes > 0) residents_ = device_->make_arena(setup_.fit.train.resident_bytes);
   parking_.resize(setup_.parking_bytes);
   machine_.device = device_.get();
   machine_.arena = arena_.get();
+  machine_.residents = residents_.get();
+  machine_.keeps_speculation = options_.keeps_speculation;
   machine_.shape = &setup_.shape;
   machine_.store = store_.get();
   machine_.parking = parking_;
@@ -362,6 +371,7 @@ void Run::load_start() {
   }
   summary_.first_step = state_.step;
   world_.barrier();
+  fill_residents(setup_.fit.train, machine_);
 }
 
 }  // namespace spipe::exec

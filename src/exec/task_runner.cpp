@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -13,7 +14,7 @@ using plan::Task;
 using plan::TaskKind;
 
 TaskRunner::TaskRunner(const plan::Plan& plan, const Machine& machine, const PlanArea& area)
-    : plan_(plan), machine_(machine), area_(area), bound_(plan, machine, area.mailboxes) {
+    : plan_(plan), machine_(machine), area_(area), bound_(plan, machine, area.mailboxes), updates_(plan, machine) {
   for (const Task& task : plan.tasks) {
     sends_norm_ = sends_norm_ ||
                   (task.kind == TaskKind::push && task.rank == rank_of(machine) && !bound_.task(task.id).norm_items.empty());
@@ -52,11 +53,17 @@ void TaskRunner::run(const Task& task, Step& step, StreamHandle* handle) {
     case TaskKind::norm:
       decide(bound, step);
       break;
+    case TaskKind::load:
+      if (prepares(task, step)) updates_.load(task);
+      break;
     case TaskKind::optimize:
-      update(task, step);
+      if (prepares(task, step)) optimize(task, step);
+      break;
+    case TaskKind::unload:
+      if (prepares(task, step)) updates_.unload(task);
       break;
     case TaskKind::commit:
-      if (updates(step)) machine_.store->set_version(task.unit, version(step) + 1);
+      commit(task, step);
       break;
     case TaskKind::save:
       if (step.request.save_unit) step.request.save_unit(task.unit);
@@ -78,9 +85,6 @@ optim::ScalerState TaskRunner::scaler(const Step& step) const {
   return step.chained ? verdict(step.run - 1).next_scaler : step.request.scaler;
 }
 
-// Early updates do not wait for the verdict.
-bool TaskRunner::updates(const Step& step) const { return plan_.options.early_updates || verdict(step.run).updated; }
-
 void TaskRunner::check_version(const Task& task, int unit, const Step& step) const {
   SPIPE_CHECK(machine_.store->version(unit) == version(step),
               fmt::format("task {} ({}) reads version {} of {}, the step needs {}", task.id, plan::task_kind_name(task.kind),
@@ -88,7 +92,10 @@ void TaskRunner::check_version(const Task& task, int unit, const Step& step) con
 }
 
 void TaskRunner::fetch(const Task& task, BoundTask& bound, const Step& step) {
-  if (bound.from_store) check_version(task, task.unit, step);
+  if (bound.from_store) {
+    check_version(task, task.unit, step);
+    bound.source = machine_.store->slab(task.unit, store::Plane::compute).data;
+  }
   std::memcpy(bound.destination, bound.source, bound.copy_bytes);
   *bound.parameters[0] = {task.unit, step.run};
 }
@@ -98,7 +105,12 @@ void TaskRunner::compute(const Task& task, BoundTask& bound, Step& step, StreamH
     SPIPE_CHECK(tag->run == step.run, fmt::format("task {} ({}) uses parameters that were not fetched in this step", task.id,
                                                   plan::task_kind_name(task.kind)));
   }
-  for (const int unit : bound.in_place_units) check_version(task, unit, step);
+  for (const int unit : bound.in_place_units) {
+    check_version(task, unit, step);
+    const auto& units = machine_.shape->units[static_cast<std::size_t>(task.unit)].store_units;
+    const auto at = std::find(units.begin(), units.end(), unit) - units.begin();
+    bound.memory[static_cast<std::size_t>(at)].parameters = machine_.store->slab(unit, store::Plane::compute).data;
+  }
   model::UnitCall& call = bound.call;
   call.stream = handle;
   call.step = step.request.step;
@@ -254,15 +266,33 @@ void TaskRunner::decide(const BoundTask& bound, Step& step) {
   verdict(step.run) = made;
 }
 
-void TaskRunner::update(const Task& task, Step& step) {
-  if (!updates(step)) return;
+// Speculation does not ask for the verdict.
+bool TaskRunner::prepares(const Task& task, const Step& step) const {
+  if ((task.flags & plan::kSpeculate) != 0) return !step.request.diagnose;
+  return verdict(step.run).updated;
+}
+
+optim::UpdateScalars TaskRunner::scalars(const Step& step, double clip) const {
   const std::uint64_t before = version(step);
-  optim::UpdateScalars scalars;
-  scalars.lr = step.request.lr(before);
-  scalars.grad_scale = (plan_.options.early_updates ? 1 : verdict(step.run).clip) / loss_scale(step);
-  scalars.t = static_cast<std::int64_t>(before) + 1;
-  optim::update_unit(machine_.device->host_ops(), store_unit(task.unit), *machine_.store, task.unit, machine_.hyper, scalars,
-                     &step.nonfinite_master);
+  return {.lr = step.request.lr(before), .grad_scale = clip / loss_scale(step), .t = static_cast<std::int64_t>(before) + 1};
+}
+
+void TaskRunner::optimize(const Task& task, Step& step) {
+  const bool speculates = (task.flags & plan::kSpeculate) != 0;
+  updates_.optimize(task, scalars(step, speculates ? 1.0 : verdict(step.run).clip), &step.nonfinite_master);
+}
+
+// What was made as if nothing were clipped or skipped stands only if nothing is. Otherwise the old slot stands: for good, or
+// for the right update to be made from it.
+void TaskRunner::commit(const Task& task, Step& step) {
+  const Verdict& made = verdict(step.run);
+  const bool speculated = (task.flags & plan::kSpeculate) != 0 && !step.request.diagnose;
+  const bool clipped = made.updated && made.clip != 1;
+  if (speculated && (clipped || !made.updated)) ++step.taken_back;
+  if (!made.updated) return;
+  const bool keeps = machine_.keeps_speculation && *machine_.keeps_speculation == step.request.step;
+  updates_.commit(task, scalars(step, made.clip), made.version_before + 1, speculated && clipped && !keeps,
+                  &step.nonfinite_master);
 }
 
 }  // namespace spipe::exec

@@ -6,6 +6,7 @@
 
 #include "bound_plan.h"
 #include "diagnose.h"
+#include "unit_updates.h"
 
 namespace spipe::exec {
 
@@ -15,6 +16,7 @@ struct Step {
   std::uint64_t run = 0;  // of this executor, from 1
   bool chained = false;   // begun while the one before was running: what that one decides is the start of this one
   std::uint32_t nonfinite_master = 0;
+  std::uint64_t taken_back = 0;
   Diagnosis diagnosis;
 };
 
@@ -35,7 +37,6 @@ class TaskRunner {
   }
   [[nodiscard]] std::uint64_t version(const Step& step) const;
   [[nodiscard]] optim::ScalerState scaler(const Step& step) const;
-  [[nodiscard]] bool updates(const Step& step) const;
   void check_version(const plan::Task& task, int unit, const Step& step) const;
   void fetch(const plan::Task& task, BoundTask& bound, const Step& step);
   void compute(const plan::Task& task, BoundTask& bound, Step& step, StreamHandle* handle);
@@ -45,7 +46,10 @@ class TaskRunner {
   void bring_losses(const plan::Task& task, const BoundTask& bound, Step& step);
   void decide(const BoundTask& bound, Step& step);
   void take_parts(const NormParts& parts, std::uint32_t& asked);
-  void update(const plan::Task& task, Step& step);
+  [[nodiscard]] bool prepares(const plan::Task& task, const Step& step) const;
+  [[nodiscard]] optim::UpdateScalars scalars(const Step& step, double clip) const;
+  void optimize(const plan::Task& task, Step& step);
+  void commit(const plan::Task& task, Step& step);
   std::uint32_t asked(std::uint64_t run);
   void wait_for_readers(std::uint64_t run) const;
 
@@ -53,6 +57,7 @@ class TaskRunner {
   const Machine& machine_;
   const PlanArea& area_;
   BoundPlan bound_;
+  UnitUpdates updates_;
   bool sends_norm_ = false;  // this host's share goes to others
   std::mutex asked_mutex_;
   std::uint64_t asked_run_ = 0;

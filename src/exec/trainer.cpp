@@ -12,6 +12,7 @@
 #include "spipe/base/log.h"
 #include "spipe/base/version.h"
 #include "spipe/exec/signals.h"
+#include "unit_updates.h"
 
 namespace spipe::exec {
 
@@ -71,6 +72,7 @@ void Run::finish_step() {
     throw nonfinite_error(fmt::format("a parameter became infinite in the update of step {}", request.step + 1));
   }
   if (leads() && request.targets == 0) log_warning(fmt::format("step {} has no targets: no update", request.step + 1));
+  summary_.taken_back += result.taken_back;
   record_step(request, result);
   const std::int64_t most = setup_.config.train.max_skips;
   if (most > 0 && state_.skips_in_a_row >= static_cast<std::uint64_t>(most)) {
@@ -146,12 +148,14 @@ void Run::record_step(const StepRequest& request, const StepResult& result) {
   record.clip = verdict.clip;
   record.skipped_steps = state_.skipped;
   record.step_tokens = request.targets;
-  record.h2d_bytes = times_.bytes(plan::StreamKind::h2d) + times_.bytes(plan::StreamKind::recv);
-  record.d2h_bytes = times_.bytes(plan::StreamKind::d2h) + times_.bytes(plan::StreamKind::send);
+  record.h2d_bytes =
+      times_.bytes(plan::StreamKind::h2d) + times_.bytes(plan::StreamKind::recv) + times_.bytes(plan::StreamKind::update_in);
+  record.d2h_bytes =
+      times_.bytes(plan::StreamKind::d2h) + times_.bytes(plan::StreamKind::send) + times_.bytes(plan::StreamKind::update_out);
   record.h2d_seconds = times_.busy_seconds(plan::StreamKind::h2d);
   record.d2h_seconds = times_.busy_seconds(plan::StreamKind::d2h);
   record.compute_seconds = times_.busy_seconds(plan::StreamKind::compute);
-  record.cpu_seconds = times_.busy_seconds(plan::StreamKind::cpu);
+  record.cpu_seconds = times_.busy_seconds(plan::StreamKind::cpu) + times_.busy_seconds(plan::StreamKind::decide);
   times_.reset();
   record.seconds = seconds_since(step_begin_);
   step_begin_ = Clock::now();
@@ -193,8 +197,16 @@ void Run::evaluate() {
   if (leads()) listener_.on_evaluation(state_.step, *summary_.eval_loss, targets);
 }
 
+// State that stays on devices is brought to the store, for who looks at it there. With the engine at rest.
+void Run::settle_residents() {
+  if (residents_ == nullptr && setup_.fit.train.resident_bytes == 0) return;
+  flush_residents(setup_.fit.train, machine_);
+  world_.barrier();
+}
+
 void Run::save_whole() {
   report_save(true);
+  settle_residents();
   if (saver_->step() != state_.step) saver_->whole(state_);
   report_save(true);
 }
@@ -222,7 +234,10 @@ bool Run::may_begin_early(std::uint64_t steps_done) const {
 }
 
 void Run::between_steps() {
-  if (options_.after_step) options_.after_step(*store_, state_.step);
+  if (options_.after_step) {
+    settle_residents();
+    options_.after_step(*store_, state_.step);
+  }
   if (stop_due(state_.step)) pending_ |= kSaveAndStop;
   if (pending_ != 0) save_whole();  // before an evaluation: who asks may not wait for long
   if (evaluation_due(state_.step)) evaluate();
@@ -239,6 +254,7 @@ void Run::train_steps() {
     if (on_the_way_.empty()) {
       if (saving) {
         report_save(true);
+        settle_residents();
         saver_->begin(state_);
       }
       switch_to(saving ? *saving_executor_ : *train_executor_);
@@ -270,6 +286,16 @@ Pacer::Account Run::pace_of_all() const {
   return all;
 }
 
+std::uint64_t Run::sum_over_ranks(std::uint64_t own) const {
+  std::uint64_t sum = 0;
+  for (const auto& bytes : world_.all_gather(std::as_bytes(std::span(&own, 1)))) {
+    std::uint64_t other = 0;
+    std::memcpy(&other, bytes.data(), sizeof(other));
+    sum += other;
+  }
+  return sum;
+}
+
 RunSummary Run::operator()() {
   open_data();
   open_run_folder();
@@ -291,6 +317,7 @@ RunSummary Run::operator()() {
   }
   report_save(true);
   if (pacer_) summary_.pace = pace_of_all();
+  summary_.taken_back = sum_over_ranks(summary_.taken_back);
   summary_.steps_done = state_.step;
   summary_.tokens = state_.tokens;
   summary_.skipped_steps = state_.skipped;

@@ -1,4 +1,4 @@
-// The update of a store unit: AdamW in place over its planes, one pass over memory.
+// The update of a store unit: AdamW over its planes, one pass over memory.
 #include <algorithm>
 #include <cmath>
 
@@ -24,50 +24,49 @@ AdamWArgs make_args(const AdamW& hyper, const UpdateScalars& scalars) {
   return args;
 }
 
-// The planes of one unit.
-struct UnitState {
-  Ptr grad, m, v, compute_copy;
-  float* master = nullptr;
-};
-
-UnitState unit_state(store::Store& store, int unit) {
-  using store::Plane;
-  UnitState state;
-  state.grad = store.slab(unit, Plane::grad);
-  state.m = store.slab(unit, Plane::m);
-  state.v = store.slab(unit, Plane::v);
-  state.master = store.master(unit);
-  if (store.format().separate_master) {
-    state.compute_copy = store.slab(unit, Plane::compute);
-  }
-  SPIPE_CHECK(state.m.dtype == DType::f32, "this update keeps fp32 moments");
-  return state;
-}
-
-void update_run(Ops& ops, const UnitState& state, AdamWArgs args, std::uint64_t begin, std::uint64_t end) {
+void update_run(Ops& ops, const UnitPlanes& from, const UnitPlanes& to, AdamWArgs args, std::uint64_t begin,
+                std::uint64_t end) {
   const auto first = static_cast<std::int64_t>(begin);
-  args.grad = offset(state.grad, first);
-  args.master = state.master + first;
-  args.m = static_cast<float*>(state.m.data) + first;
-  args.v = static_cast<float*>(state.v.data) + first;
-  args.compute_copy = state.compute_copy ? offset(state.compute_copy, first) : Ptr{};
+  args.grad = offset(Ptr{const_cast<void*>(from.grad.data), from.grad.dtype}, first);
+  args.master = to.master + first;
+  args.m = to.m + first;
+  args.v = to.v + first;
+  if (from.master != to.master) {
+    args.from_master = from.master + first;
+    args.from_m = from.m + first;
+    args.from_v = from.v + first;
+  }
+  const bool separate = to.compute.data != static_cast<void*>(to.master);
+  args.compute_copy = separate ? offset(to.compute, first) : Ptr{};
   args.elements = static_cast<std::int64_t>(end - begin);
   ops.adamw(nullptr, args);
 }
 
 }  // namespace
 
+UnitPlanes planes_of(const store::Store& store, int unit, int slot) {
+  using store::Plane;
+  UnitPlanes planes;
+  planes.grad = store.slab(unit, Plane::grad, slot);
+  planes.compute = store.slab(unit, Plane::compute, slot);
+  const Ptr m = store.slab(unit, Plane::m, slot), v = store.slab(unit, Plane::v, slot);
+  SPIPE_CHECK(m.dtype == DType::f32 && v.dtype == DType::f32, "this update keeps fp32 moments");
+  planes.m = static_cast<float*>(m.data);
+  planes.v = static_cast<float*>(v.data);
+  const bool separate = store.format().separate_master;
+  SPIPE_CHECK(separate || planes.compute.dtype == DType::f32, "a store without a master plane computes in fp32");
+  planes.master = static_cast<float*>(separate ? store.slab(unit, Plane::master, slot).data : planes.compute.data);
+  return planes;
+}
+
 // Neighbours with the same decay are updated in one call, so that small tensors cost no call of their own. This walks over the
 // padding between them, which stays zero: gradient, moments and master are zero there, and so are m', v' and p' = fma(-s, 0 /
-// eps, 0). Ops::adamw works in fixed blocks on all threads of its pool; elements do not depend on each other, so the grouping
-// does not change bits.
-void update_unit(Ops& host_ops, const model::StoreUnit& unit, store::Store& store, int unit_index, const AdamW& hyper,
-                 const UpdateScalars& scalars, std::uint32_t* nonfinite_master) {
+// eps, 0). Ops::adamw works in fixed blocks on all threads of its pool; elements do not depend on each other, so neither the
+// grouping nor where a piece ends changes bits.
+void update_elements(Ops& ops, const model::StoreUnit& unit, const UnitPlanes& from, const UnitPlanes& to, std::uint64_t begin,
+                     std::uint64_t end, const AdamW& hyper, const UpdateScalars& scalars, std::uint32_t* nonfinite_master) {
   SPIPE_CHECK(scalars.t >= 1, "the first update has t = 1");
-  if (unit.parameters.empty()) {
-    return;
-  }
-  const UnitState state = unit_state(store, unit_index);
+  SPIPE_CHECK(begin <= end && end <= unit.elements, "elements of the unit are updated");
   AdamWArgs args = make_args(hyper, scalars);
   args.nonfinite_master = nonfinite_master;
   const auto decayed = static_cast<float>(1 - scalars.lr * hyper.weight_decay);
@@ -78,11 +77,19 @@ void update_unit(Ops& host_ops, const model::StoreUnit& unit, store::Store& stor
       ++last;
     }
     args.decay = parameters[first].decay ? decayed : 1.0F;
-    const std::uint64_t end = parameters[last].offset + parameters[last].elements();
-    SPIPE_CHECK(parameters[first].offset < end && end <= unit.elements, "parameters lie in their slab in ascending order");
-    update_run(host_ops, state, args, parameters[first].offset, end);
+    // To the next group, so that what lies between is written out of place as well.
+    const std::uint64_t run_end = last + 1 < parameters.size() ? parameters[last + 1].offset : unit.elements;
+    SPIPE_CHECK(parameters[first].offset < run_end, "parameters lie in their slab in ascending order");
+    const std::uint64_t run_begin = std::max(parameters[first].offset, begin);
+    if (run_begin < std::min(run_end, end)) update_run(ops, from, to, args, run_begin, std::min(run_end, end));
     first = last + 1;
   }
+}
+
+void update_unit(Ops& host_ops, const model::StoreUnit& unit, store::Store& store, int unit_index, const AdamW& hyper,
+                 const UpdateScalars& scalars, std::uint32_t* nonfinite_master) {
+  const UnitPlanes planes = planes_of(store, unit_index, store.slot(unit_index));
+  update_elements(host_ops, unit, planes, planes, 0, unit.elements, hyper, scalars, nonfinite_master);
 }
 
 }  // namespace spipe::optim

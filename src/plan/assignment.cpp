@@ -75,7 +75,8 @@ ScheduleOptions resolve(const Schedule& schedule, const PipelineInput& input) {
   options.replicas = replicas;
   options.fuse_last = input.fuse_last.value_or(schedule.fuse_last);
   options.barrier_between_steps = input.barrier_between_steps;
-  options.early_updates = input.early_updates && !input.evaluate;
+  options.updates = input.updates;
+  options.piece_elements = input.piece_elements;
   options.backward_cuts = below(input.backward_cuts, units);
   options.evaluate = false;
   const int end = forward_end(options, *input.shape);

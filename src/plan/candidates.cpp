@@ -273,7 +273,7 @@ MemoryBound memory_bound(const FitRequest& request, const Candidate& candidate) 
   const MemoryBound low = bound_with(few), high = bound_with(more);
   const auto steps = static_cast<std::uint64_t>((all - more) / groups);
   const auto extended = [&](std::uint64_t a, std::uint64_t b) { return b + (b - std::min(a, b)) * steps; };
-  return {extended(low.arena, high.arena), high.in_place, extended(low.parking, high.parking)};
+  return {extended(low.arena, high.arena), high.in_place, extended(low.parking, high.parking), high.resident};
 }
 
 }  // namespace spipe::plan

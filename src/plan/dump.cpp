@@ -47,6 +47,10 @@ void append_task(std::string& out, const Plan& plan, const Task& task) {
   if ((task.flags & kEvaluate) != 0) out += " evaluate";
   if ((task.flags & kRecompute) != 0) out += " recompute";
   if ((task.flags & kLastOfStage) != 0) out += " last";
+  if ((task.flags & kSpeculate) != 0) out += " speculate";
+  if (task.kind == TaskKind::load || task.kind == TaskKind::unload || task.stream == StreamKind::update) {
+    fmt::format_to(sink, " piece {}", task.piece);
+  }
   if (task.peer != kNoPeer) fmt::format_to(sink, " peer {} rank {}", task.peer, task.peer_rank);
   if (task.bytes > 0) fmt::format_to(sink, " bytes {}", task.bytes);
   if (task.flops > 0) fmt::format_to(sink, " flops {:.6g}", task.flops);
@@ -75,6 +79,13 @@ std::string dump(const Plan& plan) {
                        joined(plan.host_of_rank), joined(plan.home_of_unit));
     for (const std::uint64_t bytes : plan.mailbox_bytes) out += fmt::format(" {}", bytes);
     out += '\n';
+  }
+  if (!options.updates.empty()) {
+    out += "# updates";
+    for (const UpdateWay& way : options.updates) {
+      out += fmt::format(" {}{}", placement_name(way.placement), way.speculate ? "+speculate" : "");
+    }
+    out += fmt::format(" pieces {} resident {}\n", options.piece_elements, plan.resident_bytes);
   }
   out += fmt::format("# tasks {} buffers {} arena {} in_place {} parking {}; a wait with ' is for the step before\n",
                      plan.tasks.size(), plan.buffers.size(), plan.arena_bytes, plan.in_place_bytes, plan.parking_bytes);

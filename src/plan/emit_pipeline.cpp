@@ -22,6 +22,11 @@ Pipeline::Pipeline(const Schedule& schedule, const PipelineInput& input)
       host_of_rank_(input.host_of_rank.empty() ? std::vector<int>(static_cast<std::size_t>(input.ranks), 0)
                                                : input.host_of_rank),
       builder_(options_, input.ranks, shape_.store_unit_count(), shape_.unit_count()),
+      updates_(builder_, shape_, options_, input.update_bytes(),
+               {.stored = [this](BufferKind kind, int s) { return stored(kind, s); },
+                .home = [this](int s) { return home(s); },
+                .host = [this](int rank) { return host(rank); },
+                .task = [this](int rank, const Task& t, const std::vector<Use>& uses) { task(rank, t, uses); }}),
       ranks_(static_cast<std::size_t>(input.ranks)) {
   const auto units = static_cast<std::size_t>(shape_.unit_count());
   const auto micro_batches = static_cast<std::size_t>(options_.micro_batches);
@@ -210,6 +215,7 @@ void Pipeline::flush(int rank) {
 }
 
 Plan Pipeline::emit() {
+  updates_.add_residents();
   if (options_.save) emit_saves();
   for (std::size_t run = 0; run <= static_cast<std::size_t>(options_.prefetch); ++run) {
     for (int rank = 0; rank < options_.ranks; ++rank) emit_pulls(rank, run);
@@ -220,7 +226,8 @@ Plan Pipeline::emit() {
     for (int round = 0; round < 2; ++round) {
       for (int rank = 0; rank < options_.ranks; ++rank) flush(rank);
     }
-    emit_updates();
+    emit_norms();
+    updates_.finish(norm_values_);
   }
   Plan plan = builder_.take();
   plan.host_of_rank = host_of_rank_;

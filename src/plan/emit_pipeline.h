@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "assignment.h"
+#include "emit_updates.h"
 #include "spipe/plan/builder.h"
 
 namespace spipe::plan {
@@ -140,8 +141,6 @@ class Pipeline {
   void emit_offload(int store_unit);
   void emit_saves();
   void emit_norms();
-  void emit_update(int store_unit);
-  void emit_updates();
   Sum& sum_of(int store_unit, int source);
 
   // Buffers and facts.
@@ -172,6 +171,7 @@ class Pipeline {
   const Assignment assignment_;
   std::vector<int> host_of_rank_, homes_;
   Builder builder_;
+  Updates updates_;
   std::vector<Pass> passes_;  // of all replicas
   std::vector<Step> steps_;
   std::vector<Rank> ranks_;

@@ -26,9 +26,10 @@ std::uint32_t found(const List& list, int key) {
 std::uint32_t Pipeline::stored(BufferKind kind, int s) {
   std::uint32_t& buffer = stored_[static_cast<std::size_t>(kind)][static_cast<std::size_t>(s)];
   if (buffer == kNone) {
-    const std::uint64_t size = kind == BufferKind::store_compute ? input_.compute_dtype_size
-                               : kind == BufferKind::store_grad  ? input_.grad_dtype_size
-                                                                 : input_.state_bytes_per_element;
+    const std::uint64_t size = kind == BufferKind::store_compute  ? input_.compute_dtype_size
+                               : kind == BufferKind::store_grad   ? input_.grad_dtype_size
+                               : kind == BufferKind::store_shadow ? input_.update_bytes().slot()
+                                                                  : input_.state_bytes_per_element;
     buffer = builder_.buffer({.kind = kind,
                               .place = kind == BufferKind::checkpoint_file ? Place::host : Place::store,
                               .rank = narrow<std::uint16_t>(home(s)),

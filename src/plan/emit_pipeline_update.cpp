@@ -194,7 +194,7 @@ void Pipeline::emit_offload(int s) {
         .stage = narrow<std::uint16_t>(sums.back().stage),
         .bytes = elements(s) * input_.grad_dtype_size},
        uses);
-  if (options_.early_updates) emit_update(s);
+  updates_.offloaded(s);
 }
 
 // One rank of a host writes all that lives there, so that files need not be shared.
@@ -254,34 +254,7 @@ void Pipeline::emit_norms() {
                                          .bytes = 256,
                                          .host = narrow<std::uint16_t>(h)});
     uses[own].push_back({norm_values_[own], Access::write});
-    task(lowest_rank(h), {.kind = TaskKind::norm, .stream = StreamKind::cpu}, uses[own]);
-  }
-}
-
-void Pipeline::emit_update(int s) {
-  const int rank = home(s);
-  const std::uint32_t parameters = stored(BufferKind::store_compute, s);
-  const std::uint64_t state_bytes = elements(s) * (2 * input_.state_bytes_per_element + input_.grad_dtype_size);
-  std::vector<Use> uses;
-  if (!options_.early_updates) uses.push_back({norm_values_[static_cast<std::size_t>(host(rank))], Access::read});
-  uses.push_back({stored(BufferKind::store_grad, s), Access::read});
-  uses.push_back({stored(BufferKind::store_state, s), Access::update});
-  uses.push_back({parameters, Access::update});
-  task(rank, {.kind = TaskKind::optimize, .stream = StreamKind::cpu, .unit = s, .bytes = state_bytes}, uses);
-  task(rank, {.kind = TaskKind::commit, .stream = StreamKind::cpu, .unit = s}, {{parameters, Access::update}});
-}
-
-void Pipeline::emit_updates() {
-  emit_norms();
-  if (options_.early_updates) return;
-  // In the order in which the next step needs them.
-  std::vector<bool> done(static_cast<std::size_t>(shape_.store_unit_count()), false);
-  for (int u = 0; u < shape_.unit_count(); ++u) {
-    for (const int s : unit(u).store_units) {
-      if (elements(s) == 0 || done[static_cast<std::size_t>(s)]) continue;
-      done[static_cast<std::size_t>(s)] = true;
-      emit_update(s);
-    }
+    task(lowest_rank(h), {.kind = TaskKind::norm, .stream = StreamKind::decide}, uses[own]);
   }
 }
 

@@ -19,8 +19,8 @@ namespace {
 constexpr std::uint64_t kUnlimited = UINT64_MAX;
 
 struct Need {
-  std::uint64_t device = kUnlimited, arena = 0, parking = 0;
-  std::uint64_t extra = 0;  // of the host; known of complete plans only
+  std::uint64_t device = kUnlimited, arena = 0, parking = 0;  // arena: with the state that stays on the device
+  std::uint64_t extra = 0;                                    // of the host; known of complete plans only
 };
 
 // Of the plans that run at other times: arenas are shared, extras are not.
@@ -28,25 +28,32 @@ struct Others {
   std::uint64_t arena = 0, extra = 0;
 };
 
-Need need_of(const MemoryBound& bound) { return {bound.device(), bound.arena, bound.parking}; }
+Need need_of(const MemoryBound& bound) { return {bound.device(), bound.arena + bound.resident, bound.parking}; }
 
 std::uint64_t saturated_sum(std::uint64_t a, std::uint64_t b) { return a > kUnlimited - b ? kUnlimited : a + b; }
 
 // One kind of plan (training or evaluation) and its candidates, completed only when they have to be.
 class Search {
  public:
-  Search(const FitRequest& request, std::vector<Candidate> candidates)
+  Search(const FitRequest& request, const std::vector<UpdateWay>& ways, std::vector<Candidate> candidates)
       : request_(request),
+        store_bytes_(checked_add(request.store_bytes, shadow_bytes(ways, request.shadow_bytes_of_unit))),
         candidates_(std::move(candidates)),
         bounds_(candidates_.size()),
         plans_(candidates_.size()),
-        extras_(candidates_.size()) {}
+        extras_(candidates_.size()) {
+    for (Candidate& candidate : candidates_) {
+      candidate.options.updates = ways;
+      candidate.options.piece_elements = request.piece_elements;
+      candidate.options.barrier_between_steps = request.barrier_between_steps;
+    }
+  }
 
   // Bytes of host memory that a plan takes together with the others of the job.
   std::uint64_t host(const Need& need, const Others& others) const {
     const std::uint64_t arena = request_.arena_on_host ? std::max(need.arena, others.arena) : 0;
     const std::uint64_t extra = saturated_sum(need.extra, others.extra);
-    return saturated_sum(saturated_sum(request_.store_bytes, arena), saturated_sum(need.parking, extra));
+    return saturated_sum(saturated_sum(store_bytes_, arena), saturated_sum(need.parking, extra));
   }
 
   // The fastest candidate within both budgets, or -1.
@@ -81,6 +88,7 @@ class Search {
     return best;
   }
 
+  [[nodiscard]] std::uint64_t store_bytes() const { return store_bytes_; }
   const Candidate& candidate(int i) const { return candidates_[static_cast<std::size_t>(i)]; }
   const Plan& plan(std::size_t i) {
     if (!plans_[i]) plans_[i] = schedule_streaming(request_.input, candidates_[i].options);
@@ -89,7 +97,7 @@ class Search {
   Need need(std::size_t i) {
     const Plan& whole = plan(i);
     if (!extras_[i]) extras_[i] = request_.extra_host_bytes ? request_.extra_host_bytes(whole) : 0;
-    return {whole.device_bytes(), whole.arena_bytes, whole.parking_bytes, *extras_[i]};
+    return {whole.device_bytes(), whole.arena_bytes + whole.resident_bytes, whole.parking_bytes, *extras_[i]};
   }
   Need bound(std::size_t i) {
     if (!bounds_[i]) bounds_[i] = need_of(memory_bound(request_, candidates_[i]));
@@ -107,6 +115,7 @@ class Search {
 
  private:
   const FitRequest& request_;
+  const std::uint64_t store_bytes_;
   std::vector<Candidate> candidates_;
   std::vector<std::optional<Need>> bounds_;
   std::vector<std::optional<Plan>> plans_;
@@ -132,17 +141,21 @@ void check_request(const FitRequest& request) {
 // What training and evaluation together find.
 class Fit {
  public:
-  explicit Fit(const FitRequest& request)
+  Fit(const FitRequest& request, const UpdateSplit& split)
       : request_(request),
-        train_(request, training_candidates(request)),
-        evaluate_(request, request.evaluation ? evaluation_candidates(request) : std::vector<Candidate>{}) {}
+        split_(split),
+        // The plain split is left out of the options: a plan without anything special says nothing of it.
+        ways_(split == UpdateSplit{} ? std::vector<UpdateWay>{} : update_ways(*request.input.shape, split)),
+        train_(request, ways_, training_candidates(request)),
+        evaluate_(request, ways_, request.evaluation ? evaluation_candidates(request) : std::vector<Candidate>{}) {}
 
-  FitResult run() {
-    const std::uint64_t budget = request_.device_bytes == 0 ? kUnlimited : request_.device_bytes;
+  // Nothing when nothing fits; refuse() then says what would.
+  std::optional<FitResult> run() {
+    const std::uint64_t budget = this->budget();
     int evaluation = -1;
     if (request_.evaluation) {
       evaluation = evaluate_.fastest(budget, {});
-      if (evaluation < 0) refuse(budget);
+      if (evaluation < 0) return std::nullopt;
     }
     int training = train_.fastest(budget, others(evaluation));
     if (training < 0 && request_.evaluation) {
@@ -153,22 +166,28 @@ class Fit {
     if (training < 0) {
       // Bounds pass over candidates quickly; that nothing fits is decided by complete plans.
       const Found found = smallest_within_host();
-      if (found.training < 0 || found.device > budget) refuse(budget);
+      if (found.training < 0 || found.device > budget) return std::nullopt;
       training = found.training;
     }
     FitResult result;
+    result.split = split_;
     result.train = train_.plan(static_cast<std::size_t>(training));
     if (evaluation >= 0) result.evaluate = evaluate_.plan(static_cast<std::size_t>(evaluation));
-    result.arena_bytes = std::max(result.train.arena_bytes, others(evaluation).arena);
+    result.arena_bytes = std::max(result.train.arena_bytes, result.evaluate ? result.evaluate->arena_bytes : 0);
     result.reason = reason(train_.candidate(training).options, budget);
     return result;
   }
 
-  // Device bytes below which nothing fits; the host's budget holds.
-  std::uint64_t smallest() {
+  // Device bytes below which nothing fits within the host's budget; the most there is when nothing ever does.
+  std::uint64_t smallest() { return smallest_within_host().device; }
+
+  [[noreturn]] void refuse() {
+    const std::uint64_t budget = this->budget();
     const Found found = smallest_within_host();
-    if (found.training < 0) refuse_host(kUnlimited);
-    return found.device;
+    if (found.training < 0) refuse_host(budget);
+    throw Error(fmt::format("device.memory {} ({} bytes) is too small; the smallest that works is {} ({} bytes)",
+                            format_bytes(budget), budget, format_bytes(found.device), found.device),
+                {}, "raise device.memory to that, or make batch.micro, data.seq_len or the model smaller");
   }
 
  private:
@@ -177,6 +196,7 @@ class Fit {
     std::uint64_t device = kUnlimited;
   };
 
+  [[nodiscard]] std::uint64_t budget() const { return request_.device_bytes == 0 ? kUnlimited : request_.device_bytes; }
   // What an evaluation leaves less for the training beside it.
   Others others(int evaluation) {
     if (evaluation < 0) return {};
@@ -212,14 +232,6 @@ class Fit {
     return found;
   }
 
-  [[noreturn]] void refuse(std::uint64_t budget) {
-    const Found found = smallest_within_host();
-    if (found.training < 0) refuse_host(budget);
-    throw Error(fmt::format("device.memory {} ({} bytes) is too small; the smallest that works is {} ({} bytes)",
-                            format_bytes(budget), budget, format_bytes(found.device), found.device),
-                {}, "raise device.memory to that, or make batch.micro, data.seq_len or the model smaller");
-  }
-
   // The host is too small whatever the device has; or, with the given device memory, for all plans that fit there.
   [[noreturn]] void refuse_host(std::uint64_t budget) {
     std::uint64_t smallest = kUnlimited;
@@ -236,7 +248,7 @@ class Fit {
     throw Error(fmt::format("device.host_memory {} ({} bytes) is too small; the smallest that works is {} ({} bytes: store {}, "
                             "the rest for {})",
                             format_bytes(request_.host_bytes), request_.host_bytes, format_bytes(smallest), smallest,
-                            format_bytes(request_.store_bytes),
+                            format_bytes(train_.store_bytes()),
                             request_.arena_on_host ? "arena, parking and staging" : "parking and staging"),
                 {}, "free host memory, raise device.host_memory, or train a smaller model");
   }
@@ -289,19 +301,50 @@ class Fit {
   }
 
   const FitRequest& request_;
+  const UpdateSplit split_;
+  const std::vector<UpdateWay> ways_;
   Search train_, evaluate_;
 };
 
+// The split that takes the least of the device.
+struct Smallest {
+  UpdateSplit split;
+  std::uint64_t device = kUnlimited;
+};
+
+Smallest smallest(const FitRequest& request) {
+  SPIPE_CHECK(!request.splits.empty(), "a fit has a split to try");
+  Smallest best{.split = request.splits.back()};
+  for (const UpdateSplit& split : request.splits) {
+    const std::uint64_t device = Fit(request, split).smallest();
+    if (device < best.device) best = {split, device};
+  }
+  return best;
+}
+
 }  // namespace
+
+std::uint64_t shadow_bytes(const std::vector<UpdateWay>& ways, const std::vector<std::uint64_t>& of_unit) {
+  std::uint64_t bytes = 0;
+  for (std::size_t s = 0; s < ways.size() && s < of_unit.size(); ++s) {
+    if (ways[s].slots() == 2) bytes = checked_add(bytes, of_unit[s]);
+  }
+  return bytes;
+}
 
 FitResult fit(const FitRequest& request) {
   check_request(request);
-  return Fit(request).run();
+  for (const UpdateSplit& split : request.splits) {
+    if (auto result = Fit(request, split).run()) return std::move(*result);
+  }
+  Fit(request, smallest(request).split).refuse();
 }
 
 std::uint64_t smallest_budget(const FitRequest& request) {
   check_request(request);
-  return Fit(request).smallest();
+  const Smallest found = smallest(request);
+  if (found.device == kUnlimited) Fit(request, found.split).refuse();
+  return found.device;
 }
 
 }  // namespace spipe::plan

@@ -29,7 +29,7 @@ struct Areas {
   void add(const Plan& plan, const RankFitRequest& request) {
     add_extra(plan, request);
     device = std::max(device, plan.device_bytes());
-    arena = std::max(arena, plan.arena_bytes);
+    arena = std::max(arena, plan.arena_bytes + plan.resident_bytes);
     parking = std::max(parking, plan.parking_bytes);
     mailboxes.resize(plan.mailbox_bytes.size(), 0);
     for (std::size_t h = 0; h < mailboxes.size(); ++h) mailboxes[h] = std::max(mailboxes[h], plan.mailbox_bytes[h]);
@@ -64,7 +64,8 @@ class RankFitter {
   RankFit run();
 
  private:
-  // A trial and the first of its uses of memory that is not known to be too much.
+  // A trial and the first of its uses of memory that is not known to be too much: less memory of one split, then the next
+  // split.
   struct Contender {
     Trial trial;
     std::size_t thrift = 0;
@@ -94,6 +95,12 @@ class RankFitter {
   std::optional<Error> rule_;  // the first of a schedule that something broke
 };
 
+// The plain split is left out: a plan without anything special says nothing of it.
+void set_split(Trial& trial, const UpdateSplit& split) {
+  trial.split = split;
+  trial.input.updates = split == UpdateSplit{} ? std::vector<UpdateWay>{} : update_ways(*trial.input.shape, split);
+}
+
 Plans RankFitter::make_plans(const std::string& schedule, const PipelineInput& training) const {
   Plans plans;
   plans.train = make_schedule(schedule, training);
@@ -115,8 +122,10 @@ std::uint64_t RankFitter::host_bytes(const Plan& training, const Areas& areas) c
   for (std::size_t s = 0; s < training.home_of_unit.size(); ++s) {
     const int home = training.home_of_unit[s];
     if (home < 0) continue;
+    const int number = static_cast<int>(s);
+    const bool shadow = training.options.way(number).slots() == 2 && !request_.shadow_bytes_of_unit.empty();
     auto& host = bytes[static_cast<std::size_t>(training.host_of_rank[static_cast<std::size_t>(home)])];
-    host = checked_add(host, request_.store_bytes_of_unit[s]);
+    host = checked_add(host, request_.store_bytes_of_unit[s] + (shadow ? request_.shadow_bytes_of_unit[s] : 0));
   }
   for (std::size_t h = 0; h < bytes.size(); ++h) {
     bytes[h] = round_up(bytes[h], 4096);  // as the store's layout is
@@ -145,7 +154,7 @@ Need RankFitter::need_of(const Plan& training) const {
 // Of a training plan before placement, which costs most of the time that a plan takes; the placed one needs no less.
 Need RankFitter::bound_of(const Plan& emitted) const {
   const MemoryBound bound = memory_bound(emitted, *request_.input.shape, request_.input.grad_dtype_size);
-  const Areas areas{.device = bound.device(), .arena = bound.arena, .parking = bound.parking, .mailboxes = {}};
+  const Areas areas{.device = bound.device(), .arena = bound.arena + bound.resident, .parking = bound.parking, .mailboxes = {}};
   return {areas.device, host_bytes(emitted, areas)};
 }
 
@@ -168,11 +177,12 @@ bool RankFitter::refused(Trial& trial, const Need& need) {
 void RankFitter::settle(Contender& contender) {
   Trial& trial = contender.trial;
   const model::ModelShape& shape = *request_.input.shape;
-  for (; contender.thrift < std::size(kThrifts); ++contender.thrift) {
-    const Thrift& thrift = kThrifts[contender.thrift];
+  for (; contender.thrift < std::size(kThrifts) * request_.splits.size(); ++contender.thrift) {
+    const Thrift& thrift = kThrifts[contender.thrift % std::size(kThrifts)];
     if (request_.park && thrift.park != *request_.park) continue;
     trial.input.prefetch = thrift.prefetch;
     trial.input.park = thrift.park;
+    set_split(trial, request_.splits[contender.thrift / std::size(kThrifts)]);
     Plan plan = emit_pipeline(schedule_named(trial.schedule), trial.input);
     if (refused(trial, bound_of(plan))) continue;
     complete(plan, shape, request_.input.grad_dtype_size);
@@ -196,7 +206,6 @@ std::optional<Plans> RankFitter::confirm(Contender& contender) {
 }
 
 void RankFitter::verify_all(const Plans& plans) const {
-  if (request_.input.early_updates) return;  // not allowed, only measured
   for (const Plan* plan : plans.all()) {
     if (const auto violation = verify(*plan, *request_.input.shape)) {
       throw InternalError("verified plan", violation->message, __FILE__, __LINE__);
@@ -278,6 +287,7 @@ Plans RankFitter::take(const RankChoice& choice) {
   trial.input.backward_cuts = choice.backward_cuts;
   trial.input.prefetch = choice.prefetch;
   trial.input.park = choice.park;
+  set_split(trial, choice.updates);
   trial.forward_stages = static_cast<int>(choice.forward_cuts.size());
   trial.backward_stages = static_cast<int>(choice.backward_cuts.size());
   trials_.push_back(std::move(trial));
@@ -289,6 +299,7 @@ RankFit RankFitter::run() {
   Plans plans = request_.choice ? take(*request_.choice) : search();
   if (!request_.choice) verify_all(plans);
   RankFit fit;
+  fit.split = trials_.front().split;
   for (const Plan* plan : plans.all()) {
     fit.arena_bytes = std::max(fit.arena_bytes, plan->arena_bytes);
     fit.parking_bytes = std::max(fit.parking_bytes, plan->parking_bytes);
@@ -311,7 +322,7 @@ RankFit fit_ranks(const RankFitRequest& request) { return RankFitter(request).ru
 
 RankChoice choice_of(const Trial& trial) {
   const PipelineInput& input = trial.input;
-  return {trial.schedule, input.forward_cuts, input.backward_cuts, input.prefetch, input.park};
+  return {trial.schedule, input.forward_cuts, input.backward_cuts, input.prefetch, input.park, trial.split};
 }
 
 }  // namespace spipe::plan

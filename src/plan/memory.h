@@ -10,8 +10,8 @@ namespace spipe::plan {
 
 // Bytes alive at once at the worst moment: no placement of the plan needs less.
 struct MemoryBound {
-  std::uint64_t arena = 0, in_place = 0, parking = 0;
-  [[nodiscard]] std::uint64_t device() const { return arena + in_place; }
+  std::uint64_t arena = 0, in_place = 0, parking = 0, resident = 0;
+  [[nodiscard]] std::uint64_t device() const { return arena + in_place + resident; }
 };
 [[nodiscard]] MemoryBound memory_bound(const Plan& plan, const model::ModelShape& shape, std::uint64_t bytes_per_gradient);
 

@@ -262,6 +262,7 @@ void collect_reuse(const std::vector<Life>& lives, const std::vector<Accesses>& 
 enum class Memory : std::uint8_t { device, parking, mailboxes, none };
 
 Memory memory_of(const Buffer& buffer) {
+  if (buffer.kind == BufferKind::resident_state) return Memory::none;  // in an area of its own, over all steps
   if (buffer.place == Place::device) return Memory::device;
   if (buffer.kind == BufferKind::parked) return Memory::parking;
   if (buffer.kind == BufferKind::mailbox || buffer.kind == BufferKind::norm_parts) return Memory::mailboxes;
@@ -348,6 +349,17 @@ std::uint64_t in_place_bytes_of(const Plan& plan, const model::ModelShape& shape
   return *std::max_element(bytes.begin(), bytes.end());
 }
 
+// Offsets of the state that stays on each device: the same in all plans with the same units there. Returns the most of a rank.
+std::uint64_t place_residents(std::vector<Buffer>& buffers, int ranks) {
+  std::vector<std::uint64_t> tops(static_cast<std::size_t>(ranks), 0);
+  for (Buffer& buffer : buffers) {
+    if (buffer.kind != BufferKind::resident_state) continue;
+    buffer.offset = tops[buffer.rank];
+    tops[buffer.rank] = checked_add(buffer.offset, buffer.bytes);
+  }
+  return *std::max_element(tops.begin(), tops.end());
+}
+
 }  // namespace
 
 MemoryBound memory_bound(const Plan& plan, const model::ModelShape& shape, std::uint64_t bytes_per_gradient) {
@@ -359,6 +371,8 @@ MemoryBound memory_bound(const Plan& plan, const model::ModelShape& shape, std::
     bound.parking = std::max(bound.parking, live_bound(parking.lives));
   }
   bound.in_place = in_place_bytes_of(plan, shape, bytes_per_gradient);
+  std::vector<Buffer> buffers = plan.buffers;
+  bound.resident = place_residents(buffers, plan.ranks);
   return bound;
 }
 
@@ -380,6 +394,7 @@ void place(Plan& plan, const Lanes& lanes, std::vector<Edge>& edges) {
     collect_reuse(area.lives, accesses, edges);
     return top;
   };
+  plan.resident_bytes = place_residents(plan.buffers, plan.ranks);
   plan.arena_bytes = 0;
   plan.parking_bytes = 0;
   for (int rank = 0; rank < plan.ranks; ++rank) {

@@ -12,26 +12,33 @@
 namespace spipe::plan {
 
 const char* task_kind_name(TaskKind kind) {
-  static constexpr std::array kNames = {"input",  "fetch",  "forward", "loss",   "backward", "reduce",
-                                        "park",   "unpark", "offload", "result", "norm",     "optimize",
-                                        "commit", "save",   "send",    "recv",   "push",     "pull"};
+  static constexpr std::array kNames = {"input",  "fetch",   "forward", "loss", "backward", "reduce", "park",
+                                        "unpark", "offload", "result",  "norm", "optimize", "commit", "save",
+                                        "send",   "recv",    "push",    "pull", "load",     "unload"};
   static_assert(kNames.size() == kTaskKinds);
   return kNames.at(static_cast<std::size_t>(kind));
 }
 
 const char* stream_name(StreamKind stream) {
-  static constexpr std::array kNames = {"compute", "h2d", "d2h", "cpu", "io", "comm", "recv", "send"};
+  static constexpr std::array kNames = {"compute", "h2d",  "d2h",       "cpu",    "io",         "comm",
+                                        "recv",    "send", "update_in", "update", "update_out", "decide"};
   static_assert(kNames.size() == kStreamCount);
   return kNames.at(static_cast<std::size_t>(stream));
 }
 
 const char* buffer_kind_name(BufferKind kind) {
   static constexpr std::array kNames = {
-      "constants",  "parameters",  "gradient",   "gradient_partial", "boundary",   "boundary_gradient", "saved",
-      "workspace",  "input",       "token_loss", "store_compute",    "store_grad", "store_state",       "parked",
-      "host_input", "host_result", "norm_value", "checkpoint_file",  "mailbox",    "norm_parts",        "wire"};
+      "constants",   "parameters",   "gradient",        "gradient_partial", "boundary",      "boundary_gradient",
+      "saved",       "workspace",    "input",           "token_loss",       "store_compute", "store_grad",
+      "store_state", "store_shadow", "state_piece",     "resident_state",   "parked",        "host_input",
+      "host_result", "norm_value",   "checkpoint_file", "mailbox",          "norm_parts",    "wire"};
   static_assert(kNames.size() == kBufferKinds);
   return kNames.at(static_cast<std::size_t>(kind));
+}
+
+const char* placement_name(Placement placement) {
+  static constexpr std::array kNames = {"cpu", "device", "resident"};
+  return kNames.at(static_cast<std::size_t>(placement));
 }
 
 namespace {
@@ -89,7 +96,12 @@ void hash_options(Hasher& hash, const ScheduleOptions& options) {
   hash.add(options.replicas);
   hash.add(options.fuse_last);
   hash.add(options.barrier_between_steps);
-  hash.add(options.early_updates);
+  hash.add(options.updates.size());
+  for (const UpdateWay& way : options.updates) {
+    hash.add(way.speculate);
+    hash.add(way.placement);
+  }
+  hash.add(options.piece_elements);
 }
 
 }  // namespace
@@ -113,6 +125,7 @@ std::uint64_t plan_hash(const Plan& plan) {
     hash.add(task.flops);
     hash.add(task.peer);
     hash.add(task.peer_rank);
+    hash.add(task.piece);
     hash.add(task.use_count);
     for (std::uint32_t i = 0; i < task.use_count; ++i) {
       hash.add(plan.uses[task.first_use + i].buffer);
@@ -139,6 +152,7 @@ std::uint64_t plan_hash(const Plan& plan) {
   hash.add(plan.arena_bytes);
   hash.add(plan.in_place_bytes);
   hash.add(plan.parking_bytes);
+  hash.add(plan.resident_bytes);
   hash.add_list(plan.host_of_rank);
   hash.add_list(plan.home_of_unit);
   hash.add(plan.mailbox_bytes.size());
@@ -183,6 +197,7 @@ std::string summary(const Plan& plan) {
   if (plan.in_place_bytes > 0) {
     text += " (" + format_bytes(plan.arena_bytes) + " arena + " + format_bytes(plan.in_place_bytes) + " in place)";
   }
+  if (plan.resident_bytes > 0) text += ", of which " + format_bytes(plan.resident_bytes) + " are resident state";
   if (!plan.mailbox_bytes.empty()) {
     const std::uint64_t most = *std::max_element(plan.mailbox_bytes.begin(), plan.mailbox_bytes.end());
     if (most > 0) text += ", mailboxes of a host " + format_bytes(most);
@@ -207,8 +222,9 @@ std::vector<MemoryUse> memory_by_kind(const Plan& plan) {
   };
   std::vector<Event> events;
   for (std::uint32_t b = 0; b < plan.buffers.size(); ++b) {
-    if (plan.buffers[b].place != Place::device || first[b] == kNever) continue;
-    const bool always = plan.buffers[b].kind == BufferKind::constants;
+    const bool stays = plan.buffers[b].kind == BufferKind::resident_state;  // also while plans run that do not use it
+    if (plan.buffers[b].place != Place::device || (first[b] == kNever && !stays)) continue;
+    const bool always = stays || plan.buffers[b].kind == BufferKind::constants;
     events.push_back({always ? 0 : first[b], true, b});
     events.push_back({always ? static_cast<std::uint32_t>(plan.tasks.size()) : last[b] + 1, false, b});
   }

@@ -61,7 +61,12 @@ Streaming::Streaming(const ScheduleInput& input, const ScheduleOptions& options)
     : input_(input),
       shape_(*input.shape),
       options_(resolved(options, shape_)),
-      builder_(options_, 1, shape_.store_unit_count(), shape_.unit_count()) {
+      builder_(options_, 1, shape_.store_unit_count(), shape_.unit_count()),
+      updates_(builder_, shape_, options_, input.update_bytes(),
+               {.stored = [this](BufferKind kind, int s) { return stored(kind, s); },
+                .home = [](int) { return 0; },
+                .host = [](int) { return 0; },
+                .task = [this](int, const Task& task, const std::vector<Use>& uses) { builder_.task(task, uses); }}) {
   const auto units = static_cast<std::size_t>(shape_.unit_count());
   const auto stores = static_cast<std::size_t>(shape_.store_unit_count());
   const auto micro_batches = static_cast<std::size_t>(options_.micro_batches);
@@ -228,6 +233,7 @@ void Streaming::end_of_visit(std::size_t pass, int m) {
 }
 
 Plan Streaming::emit() {
+  updates_.add_residents();
   if (options_.save) emit_saves();
   if (!in_place()) {
     for (int m = 0; m < options_.micro_batches; ++m) emit_inputs(m);
@@ -263,7 +269,7 @@ Plan Streaming::emit() {
     }
     end_of_visit(p, m);
   }
-  if (training()) emit_updates();
+  if (training()) emit_norm();
   return builder_.take();
 }
 

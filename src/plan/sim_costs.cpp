@@ -49,8 +49,15 @@ class Costs {
       case TaskKind::norm:
       case TaskKind::commit:
         return {};
+      case TaskKind::load:
+        return copy(task, SharedBy::link_in);
+      case TaskKind::unload:
+        return copy(task, SharedBy::link_out);
       case TaskKind::optimize:
-        // The bytes of the task count what is read and what is written.
+        // The bytes of the task count what is read and what is written. On the device they are taken from whatever computes.
+        if (task.stream == StreamKind::update) {
+          return {.seconds = device_memory(bytes(task)), .device_tax = device_memory(bytes(task))};
+        }
         return {.amount = elements(task.unit), .shared = SharedBy::update, .dram_bytes = bytes(task)};
       case TaskKind::save:
         return {.amount = bytes(task), .shared = SharedBy::storage, .dram_bytes = bytes(task)};

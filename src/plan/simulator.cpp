@@ -139,7 +139,8 @@ class Report {
     }
     for (const auto& [kind, s] : seconds) {
       if (s > 0) result_.shares.push_back({kind, s});
-      if (kind == TaskKind::norm || kind == TaskKind::optimize || kind == TaskKind::commit) {
+      if (kind == TaskKind::norm || kind == TaskKind::optimize || kind == TaskKind::commit || kind == TaskKind::load ||
+          kind == TaskKind::unload) {
         result_.exposed_optimizer_seconds += s;
       }
     }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "emit_updates.h"
 #include "spipe/plan/builder.h"
 
 namespace spipe::plan::streaming {
@@ -46,7 +47,7 @@ class Streaming {
   void emit_backward(const Pass& pass, int unit, int micro_batch);
   void emit_reduces(const Pass& pass, int unit, int micro_batch);
   void emit_offload(int store_unit, int stage);
-  void emit_updates();
+  void emit_norm();
   void emit_saves();
   void park(Kept& kept, int unit, int micro_batch, int stage);
   void unpark(Kept& kept, int unit, int micro_batch, int stage);
@@ -89,6 +90,7 @@ class Streaming {
   const model::ModelShape& shape_;
   const ScheduleOptions options_;
   Builder builder_;
+  Updates updates_;
   std::vector<Pass> passes_;
   std::uint32_t constants_ = kNone;
   std::vector<std::vector<std::uint32_t>> fetched_;  // per pass and store unit: the parameters' buffer

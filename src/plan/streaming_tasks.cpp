@@ -14,9 +14,10 @@ std::uint32_t Streaming::stored(BufferKind kind, int unit) {
   std::uint32_t& buffer = stored_[static_cast<std::size_t>(kind)][static_cast<std::size_t>(unit)];
   if (buffer == kNone) {
     const Place place = kind == BufferKind::checkpoint_file ? Place::host : Place::store;
-    const std::uint64_t size = kind == BufferKind::store_compute ? input_.compute_dtype_size
-                               : kind == BufferKind::store_grad  ? input_.grad_dtype_size
-                                                                 : input_.state_bytes_per_element;
+    const std::uint64_t size = kind == BufferKind::store_compute  ? input_.compute_dtype_size
+                               : kind == BufferKind::store_grad   ? input_.grad_dtype_size
+                               : kind == BufferKind::store_shadow ? input_.update_bytes().slot()
+                                                                  : input_.state_bytes_per_element;
     buffer = builder_.buffer({.kind = kind, .place = place, .unit = unit, .bytes = elements(unit) * size});
   }
   return buffer;
@@ -222,6 +223,7 @@ void Streaming::emit_offload(int s, int stage) {
                  .stage = narrow<std::uint16_t>(stage),
                  .bytes = elements(s) * input_.grad_dtype_size},
                 uses);
+  updates_.offloaded(s);
 }
 
 void Streaming::emit_saves() {
@@ -235,7 +237,8 @@ void Streaming::emit_saves() {
   }
 }
 
-void Streaming::emit_updates() {
+// The step's norm, and the updates that it lets go.
+void Streaming::emit_norm() {
   norm_value_ = builder_.buffer({.kind = BufferKind::norm_value, .place = Place::host, .bytes = 256});
   std::vector<Use> norm_uses;
   for (int s = 0; s < shape_.store_unit_count(); ++s) {
@@ -244,23 +247,8 @@ void Streaming::emit_updates() {
   // The step is skipped when a loss is not finite.
   for (const std::uint32_t result : results_) norm_uses.push_back({result, Access::read});
   norm_uses.push_back({norm_value_, Access::write});
-  builder_.task({.kind = TaskKind::norm, .stream = StreamKind::cpu}, norm_uses);
-  // In the order in which the next step needs them.
-  std::vector<bool> done(static_cast<std::size_t>(shape_.store_unit_count()), false);
-  for (int u = 0; u < shape_.unit_count(); ++u) {
-    for (const int s : unit(u).store_units) {
-      if (elements(s) == 0 || done[static_cast<std::size_t>(s)]) continue;
-      done[static_cast<std::size_t>(s)] = true;
-      const std::uint32_t parameters = stored(BufferKind::store_compute, s);
-      const std::uint64_t state_bytes = elements(s) * (2 * input_.state_bytes_per_element + input_.grad_dtype_size);
-      builder_.task({.kind = TaskKind::optimize, .stream = StreamKind::cpu, .unit = s, .bytes = state_bytes},
-                    {{norm_value_, Access::read},
-                     {stored(BufferKind::store_grad, s), Access::read},
-                     {stored(BufferKind::store_state, s), Access::update},
-                     {parameters, Access::update}});
-      builder_.task({.kind = TaskKind::commit, .stream = StreamKind::cpu, .unit = s}, {{parameters, Access::update}});
-    }
-  }
+  builder_.task({.kind = TaskKind::norm, .stream = StreamKind::decide}, norm_uses);
+  updates_.finish({norm_value_});
 }
 
 }  // namespace spipe::plan::streaming

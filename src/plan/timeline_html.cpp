@@ -43,7 +43,10 @@ const char* colour_of(const TimelineSlice& slice) {
       return "#303030";
     case TaskKind::optimize:
     case TaskKind::commit:
-      return "#c2304e";
+      return (slice.flags & kSpeculate) != 0 ? "#e58aa0" : "#c2304e";
+    case TaskKind::load:
+    case TaskKind::unload:
+      return "#b06a9a";
     case TaskKind::input:
     case TaskKind::park:
     case TaskKind::unpark:

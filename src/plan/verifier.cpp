@@ -39,6 +39,13 @@ Finding check_topology(const Plan& plan, const model::ModelShape& shape) {
   for (const int host : plan.host_of_rank) {
     if (host < 0 || host >= plan.ranks) return bad("a host's number is out of range");
   }
+  const ScheduleOptions& options = plan.options;
+  const bool all_have_ways = options.updates.size() == static_cast<std::size_t>(shape.store_unit_count());
+  if (!options.updates.empty() && !all_have_ways) return bad("the ways of updating belong to another model");
+  if (options.piece_elements == 0 || options.piece_elements % 4096 != 0) return bad("pieces are no whole blocks");
+  for (const UpdateWay& way : options.updates) {
+    if (way.speculate && way.placement == Placement::resident) return bad("a resident unit speculates");
+  }
   if (plan.ranks == 1) return std::nullopt;
   if (plan.home_of_unit.size() != static_cast<std::size_t>(shape.store_unit_count())) return bad("units have no homes");
   for (std::size_t s = 0; s < plan.home_of_unit.size(); ++s) {
@@ -70,6 +77,7 @@ std::string Subject::name(const Task& task) const {
     text += " " + store_name(task.unit);
   }
   if (task.micro_batch >= 0) text += fmt::format(", micro-batch {}", task.micro_batch);
+  if (task.piece > 0) text += fmt::format(", piece {}", task.piece);
   return text + ")";
 }
 
@@ -122,33 +130,43 @@ Finding check_structure(const Subject& subject) {
 
 namespace {
 
+struct Count {
+  int wanted = 1, found = 0;
+};
 // The counts of one kind of task, by (unit, micro-batch) or by unit.
 struct Tally {
   TaskKind kind;
   int invariant;
-  std::map<std::pair<int, int>, int> expected;  // what must happen exactly `times`
-  int times = 1;
+  std::map<std::pair<int, int>, Count> expected;
 };
+
+int pieces_of(const Subject& subject, int store_unit) {
+  const ScheduleOptions& options = subject.plan.options;
+  if (options.way(store_unit).placement == Placement::cpu) return 0;
+  return static_cast<int>((subject.elements(store_unit) + options.piece_elements - 1) / options.piece_elements);
+}
 
 std::vector<Tally> tallies(const Subject& subject) {
   const ScheduleOptions& options = subject.plan.options;
   const model::ModelShape& shape = subject.shape;
-  Tally loss{TaskKind::loss, 2, {}, 1}, backward{TaskKind::backward, 2, {}, 1}, result{TaskKind::result, 2, {}, 1};
-  Tally offload{TaskKind::offload, 3, {}, 1}, optimize{TaskKind::optimize, 3, {}, 1}, commit{TaskKind::commit, 3, {}, 1};
-  Tally norm{TaskKind::norm, 3, {}, 1}, save{TaskKind::save, 3, {}, 1};
+  Tally loss{TaskKind::loss, 2, {}}, backward{TaskKind::backward, 2, {}}, result{TaskKind::result, 2, {}};
+  Tally offload{TaskKind::offload, 3, {}}, optimize{TaskKind::optimize, 3, {}}, commit{TaskKind::commit, 3, {}};
+  Tally norm{TaskKind::norm, 3, {}}, save{TaskKind::save, 3, {}}, load{TaskKind::load, 3, {}}, unload{TaskKind::unload, 3, {}};
   for (int m = 0; m < options.micro_batches; ++m) {
-    loss.expected[{shape.unit_count() - 1, m}] = 0;
-    result.expected[{-1, m}] = 0;
-    for (int u = 0; u + 1 < shape.unit_count() && !options.evaluate; ++u) backward.expected[{u, m}] = 0;
+    loss.expected[{shape.unit_count() - 1, m}] = {};
+    result.expected[{-1, m}] = {};
+    for (int u = 0; u + 1 < shape.unit_count() && !options.evaluate; ++u) backward.expected[{u, m}] = {};
   }
-  if (!options.evaluate) norm.expected[{-1, -1}] = 0;
-  norm.times = subject.plan.hosts();  // every host computes it
+  if (!options.evaluate) norm.expected[{-1, -1}] = {subject.plan.hosts()};  // every host computes it
   for (int s = 0; s < shape.store_unit_count() && !options.evaluate; ++s) {
     if (subject.elements(s) == 0) continue;
-    for (Tally* tally : {&offload, &optimize, &commit}) tally->expected[{s, -1}] = 0;
-    if (options.save) save.expected[{s, -1}] = 0;
+    for (Tally* tally : {&offload, &optimize, &commit}) tally->expected[{s, -1}] = {};
+    if (options.save) save.expected[{s, -1}] = {};
+    const int pieces = pieces_of(subject, s);
+    if (pieces == 0) continue;
+    for (Tally* tally : {&load, &optimize, &unload}) tally->expected[{s, -1}] = {pieces};
   }
-  return {loss, backward, result, offload, norm, optimize, commit, save};
+  return {loss, backward, result, offload, norm, optimize, commit, save, load, unload};
 }
 
 }  // namespace
@@ -164,7 +182,7 @@ Finding check_counts(const Subject& subject) {
         return subject.violation(tally.invariant, task,
                                  plan.options.evaluate ? "has no place in an evaluation" : "has no place in this step");
       }
-      if (++found->second > tally.times) {
+      if (++found->second.found > found->second.wanted) {
         return subject.violation(tally.invariant, task, "happens a second time in the same step");
       }
     }
@@ -174,7 +192,7 @@ Finding check_counts(const Subject& subject) {
   }
   for (const Tally& tally : all) {
     for (const auto& [key, count] : tally.expected) {
-      if (count == tally.times) continue;
+      if (count.found == count.wanted) continue;
       Task missing;
       missing.id = static_cast<std::uint32_t>(plan.tasks.size());
       missing.kind = tally.kind;

@@ -27,13 +27,17 @@ struct Content {
     final_gradient,     // of store unit `unit`: all sources, all micro-batches, rounded, with its norm blocks
     norm_part,          // what host `source` gives to the norm
     norm,
+    state_piece,    // of store unit `unit`: its state as committed and its gradient, elements of piece `from`
+    updated_piece,  // and as its update leaves them
+    updated_slot,   // of store unit `unit`: pieces [0, to) as the update leaves them
   };
   Kind kind = Kind::nothing;
   int unit = -1, micro_batch = -1, source = -1, from = 0, to = 0;
   bool operator==(const Content&) const = default;
 };
 
-enum class Stage : std::uint8_t { committed, updated, committed_again };  // a store unit's parameters in the course of a step
+// A store unit's current slot in the course of a step. An update of units with two slots leaves it as it is until the commit.
+enum class Stage : std::uint8_t { committed, updating, updated, committed_again };
 
 class Meaning {
  public:
@@ -57,7 +61,11 @@ class Meaning {
   Finding offload(const Task& task);
   Finding result(const Task& task);
   Finding norm(const Task& task);
+  Finding load(const Task& task);
   Finding optimize(const Task& task);
+  Finding optimize_piece(const Task& task);
+  Finding unload(const Task& task);
+  Finding may_update(const Task& task);
   Finding commit(const Task& task);
   Finding save(const Task& task);
 
@@ -90,6 +98,8 @@ class Meaning {
   std::vector<Content> held_;
   std::vector<std::uint32_t> put_;  // what the task at hand filled
   std::vector<Stage> stages_;
+  std::vector<int> unloaded_;     // per store unit: pieces that are back in the store
+  std::vector<bool> prepared_;    // per store unit: its other slot is complete
   std::vector<int> result_host_;  // per micro-batch: where its losses are brought to
 };
 
@@ -98,6 +108,8 @@ Meaning::Meaning(const Subject& subject)
       options_(subject.plan.options),
       held_(subject.plan.buffers.size()),
       stages_(static_cast<std::size_t>(subject.shape.store_unit_count()), Stage::committed),
+      unloaded_(stages_.size(), 0),
+      prepared_(stages_.size(), false),
       result_host_(static_cast<std::size_t>(options_.micro_batches), -1) {
   for (const Task& task : subject.plan.tasks) {
     if (task.kind == TaskKind::result) result_host_[static_cast<std::size_t>(task.micro_batch)] = subject.host(task);
@@ -447,26 +459,128 @@ Finding Meaning::norm(const Task& task) {
   return std::nullopt;
 }
 
+// What every part of an update needs: the norm, unless it speculates.
+Finding Meaning::may_update(const Task& task) {
+  const UpdateWay way = options_.way(task.unit);
+  if (stage(task.unit) != Stage::committed && stage(task.unit) != Stage::updating) {
+    return bad(3, task, "updates a unit that is updated already");
+  }
+  const bool speculates = (task.flags & kSpeculate) != 0;
+  if (speculates != way.speculate) return bad(3, task, "speculates where its unit does not, or the reverse");
+  if (!speculates && reads(task, {.kind = Kind::norm}) == nullptr) return bad(3, task, "runs before the step's norm is known");
+  return std::nullopt;
+}
+
+Finding Meaning::load(const Task& task) {
+  const int s = task.unit;
+  if (auto found = may_update(task)) return found;
+  if (reads(task, {.kind = Kind::final_gradient, .unit = s}) == nullptr) {
+    return bad(3, task, "runs before its gradient is there");
+  }
+  const bool resident = options_.way(s).placement == Placement::resident;
+  const Use* gradient = use_of(task, BufferKind::store_grad, Access::read, s);
+  const Use* state = use_of(task, BufferKind::store_state, Access::read, s);
+  if (gradient == nullptr || (!resident && state == nullptr)) return bad(3, task, "does not bring its unit's state");
+  const bool master_is_parameters = subject_.shape.compute == DType::f32;
+  if (!resident && master_is_parameters && use_of(task, BufferKind::store_compute, Access::read, s) == nullptr) {
+    return bad(3, task, "does not bring its unit's parameters");
+  }
+  const Use* target = use_of(task, BufferKind::state_piece, Access::write, s);
+  const std::uint64_t begin = task.piece * options_.piece_elements;
+  if (target == nullptr || begin >= subject_.elements(s)) return bad(3, task, "brings no piece of its unit to the device");
+  const std::uint64_t length = std::min(options_.piece_elements, subject_.elements(s) - begin);
+  std::uint64_t each = subject_.buffer(*gradient).bytes / subject_.elements(s);
+  if (!resident) each += subject_.buffer(*state).bytes / subject_.elements(s);
+  if (auto found = needs_place(task, target, length * each, "piece of the state")) return found;
+  put(*target, {.kind = Kind::state_piece, .unit = s, .from = task.piece});
+  return std::nullopt;
+}
+
 Finding Meaning::optimize(const Task& task) {
   const int s = task.unit;
-  if (stage(s) != Stage::committed) return bad(3, task, "updates a unit that is updated already");
-  if (reads(task, {.kind = Kind::norm}) == nullptr) return bad(3, task, "runs before the step's norm is known");
-  if (reads(task, {.kind = Kind::final_gradient, .unit = s}) == nullptr)
+  if (auto found = may_update(task)) return found;
+  const UpdateWay way = options_.way(s);
+  if (way.placement != Placement::cpu) return optimize_piece(task);
+  if (prepared_[static_cast<std::size_t>(s)]) return bad(3, task, "updates a unit that is updated already");
+  if (reads(task, {.kind = Kind::final_gradient, .unit = s}) == nullptr) {
     return bad(3, task, "runs before its gradient is there");
-  if (use_of(task, BufferKind::store_state, Access::update, s) == nullptr ||
-      use_of(task, BufferKind::store_compute, Access::update, s) == nullptr) {
+  }
+  const Access access = way.slots() == 2 ? Access::read : Access::update;
+  if (use_of(task, BufferKind::store_state, access, s) == nullptr ||
+      use_of(task, BufferKind::store_compute, access, s) == nullptr) {
     return bad(3, task, "does not update its unit's state and parameters");
   }
-  stage(s) = Stage::updated;
+  if (way.slots() == 1) {
+    stage(s) = Stage::updated;
+    return std::nullopt;
+  }
+  const Use* shadow = use_of(task, BufferKind::store_shadow, Access::write, s);
+  if (shadow == nullptr) return bad(3, task, "does not leave its update in the unit's other slot");
+  put(*shadow, {.kind = Kind::updated_slot, .unit = s, .to = 1});
+  prepared_[static_cast<std::size_t>(s)] = true;
+  return std::nullopt;
+}
+
+Finding Meaning::optimize_piece(const Task& task) {
+  const int s = task.unit;
+  const Use* piece = reads(task, {.kind = Kind::state_piece, .unit = s, .from = task.piece});
+  if (piece == nullptr || piece->access != Access::update) return bad(3, task, "updates a piece that is not there");
+  const bool resident = options_.way(s).placement == Placement::resident;
+  if (resident && use_of(task, BufferKind::resident_state, Access::update, s) == nullptr) {
+    return bad(3, task, "does not update its unit's state");
+  }
+  put(*piece, {.kind = Kind::updated_piece, .unit = s, .from = task.piece});
+  return std::nullopt;
+}
+
+Finding Meaning::unload(const Task& task) {
+  const int s = task.unit;
+  if (((task.flags & kSpeculate) != 0) != options_.way(s).speculate) return bad(3, task, "speculates where its unit does not");
+  if (reads(task, {.kind = Kind::updated_piece, .unit = s, .from = task.piece}) == nullptr) {
+    return bad(3, task, "takes back a piece that is not updated");
+  }
+  int& done = unloaded_[static_cast<std::size_t>(s)];
+  if (done != task.piece) return bad(3, task, fmt::format("comes after {} pieces of its unit: they go back in order", done));
+  ++done;
+  const bool last = static_cast<std::uint64_t>(done) * options_.piece_elements >= subject_.elements(s);
+  if (options_.way(s).placement == Placement::resident) {
+    if (use_of(task, BufferKind::store_compute, Access::update, s) == nullptr) {
+      return bad(3, task, "does not bring its unit's parameters to the store");
+    }
+    stage(s) = last ? Stage::updated : Stage::updating;
+    return std::nullopt;
+  }
+  const Use* shadow = use_of(task, BufferKind::store_shadow, task.piece == 0 ? Access::write : Access::update, s);
+  const bool follows = shadow != nullptr &&
+                       (task.piece == 0 || held(*shadow) == Content{.kind = Kind::updated_slot, .unit = s, .to = task.piece});
+  if (!follows) return bad(3, task, "does not leave its piece in the unit's other slot");
+  put(*shadow, {.kind = Kind::updated_slot, .unit = s, .to = done});
+  prepared_[static_cast<std::size_t>(s)] = last;
   return std::nullopt;
 }
 
 Finding Meaning::commit(const Task& task) {
-  if (stage(task.unit) != Stage::updated) return bad(3, task, "commits a unit that is not updated");
-  if (use_of(task, BufferKind::store_compute, Access::update, task.unit) == nullptr) {
+  const int s = task.unit;
+  const UpdateWay way = options_.way(s);
+  const bool updated = way.slots() == 2 ? prepared_[static_cast<std::size_t>(s)] : stage(s) == Stage::updated;
+  if (!updated || stage(s) == Stage::committed_again) return bad(3, task, "commits a unit that is not updated");
+  if (use_of(task, BufferKind::store_compute, Access::update, s) == nullptr) {
     return bad(3, task, "does not touch the parameters it commits");
   }
-  stage(task.unit) = Stage::committed_again;
+  if (((task.flags & kSpeculate) != 0) != way.speculate) return bad(3, task, "cannot take back, or would without need");
+  if (way.slots() == 2) {
+    const Use* shadow = use_of(task, BufferKind::store_shadow, Access::update, s);
+    if (shadow == nullptr || held(*shadow).kind != Kind::updated_slot ||
+        use_of(task, BufferKind::store_state, Access::update, s) == nullptr) {
+      return bad(3, task, "does not change its unit's slots");
+    }
+  }
+  // What it takes back it does again, rightly.
+  if (way.speculate &&
+      (reads(task, {.kind = Kind::norm}) == nullptr || reads(task, {.kind = Kind::final_gradient, .unit = s}) == nullptr)) {
+    return bad(3, task, "decides without the norm and the gradient");
+  }
+  stage(s) = Stage::committed_again;
   return std::nullopt;
 }
 
@@ -505,8 +619,12 @@ Finding Meaning::step(const Task& task) {
       return result(task);
     case TaskKind::norm:
       return norm(task);
+    case TaskKind::load:
+      return load(task);
     case TaskKind::optimize:
       return optimize(task);
+    case TaskKind::unload:
+      return unload(task);
     case TaskKind::commit:
       return commit(task);
     case TaskKind::save:

@@ -41,14 +41,21 @@ class Messages {
   }
 
  private:
+  StreamKind updates_on(int store_unit) const {
+    return plan_.options.way(store_unit).placement == Placement::cpu ? StreamKind::cpu : StreamKind::update;
+  }
   int host(const Task& task) const { return plan_.host_of_rank[task.rank]; }
 
   Finding note_uses(const Task& task) {
     const auto on = [&](StreamKind a, StreamKind b) { return task.stream == a || task.stream == b; };
-    const bool placed = task.kind == TaskKind::send                                  ? on(StreamKind::send, StreamKind::d2h)
-                        : task.kind == TaskKind::recv                                ? on(StreamKind::recv, StreamKind::h2d)
-                        : task.kind == TaskKind::push || task.kind == TaskKind::pull ? task.stream == StreamKind::comm
-                                                                                     : true;
+    const bool placed = task.kind == TaskKind::send                                    ? on(StreamKind::send, StreamKind::d2h)
+                        : task.kind == TaskKind::recv                                  ? on(StreamKind::recv, StreamKind::h2d)
+                        : task.kind == TaskKind::push || task.kind == TaskKind::pull   ? task.stream == StreamKind::comm
+                        : task.kind == TaskKind::load                                  ? task.stream == StreamKind::update_in
+                        : task.kind == TaskKind::unload                                ? task.stream == StreamKind::update_out
+                        : task.kind == TaskKind::optimize                              ? task.stream == updates_on(task.unit)
+                        : task.kind == TaskKind::norm || task.kind == TaskKind::commit ? task.stream == StreamKind::decide
+                                                                                       : true;
     if (!placed) return subject_.violation(5, task, "runs on a stream of another purpose");
     for (const Use& use : subject_.uses(task)) {
       const Buffer& buffer = subject_.buffer(use);
@@ -128,7 +135,8 @@ class Messages {
   // What belongs to a unit happens on its home; its save on the first rank of that host, which saves units in ascending order.
   Finding check_home(const Task& task) {
     const bool saves = task.kind == TaskKind::save;
-    const bool at_home = task.kind == TaskKind::offload || task.kind == TaskKind::optimize || task.kind == TaskKind::commit;
+    const bool at_home = task.kind == TaskKind::offload || task.kind == TaskKind::load || task.kind == TaskKind::optimize ||
+                         task.kind == TaskKind::unload || task.kind == TaskKind::commit;
     if ((!at_home && !saves) || plan_.ranks == 1) return std::nullopt;
     const int home = plan_.home_of_unit[static_cast<std::size_t>(task.unit)];
     if (!saves) {

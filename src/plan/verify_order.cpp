@@ -15,7 +15,7 @@ constexpr std::uint32_t kNobody = UINT32_MAX;
 Order::Order(const Subject& subject) : tasks_(static_cast<std::uint32_t>(subject.plan.tasks.size())), line_(tasks_, -1) {
   std::map<std::pair<int, int>, int> numbers;
   for (const Task& task : subject.plan.tasks) {
-    if (ends_in_any_order(task.kind)) continue;
+    if (ends_in_any_order(task)) continue;
     const std::pair key{static_cast<int>(task.rank), static_cast<int>(task.stream)};
     line_[task.id] = numbers.emplace(key, static_cast<int>(numbers.size())).first->second;
   }
@@ -94,7 +94,8 @@ std::vector<std::uint32_t> same_memory(const Plan& plan) {
   for (const Buffer& buffer : plan.buffers) {
     auto self = static_cast<std::uint32_t>(memory.size());
     if (buffer.place == Place::store) {
-      const BufferKind plane = buffer.kind == BufferKind::store_compute || buffer.kind == BufferKind::store_state
+      const BufferKind plane = buffer.kind == BufferKind::store_compute || buffer.kind == BufferKind::store_state ||
+                                       buffer.kind == BufferKind::store_shadow
                                    ? buffer.kind
                                    : BufferKind::store_grad;
       self = planes.emplace(std::tuple{static_cast<int>(plane), buffer.unit, int{buffer.host}}, self).first->second;
@@ -116,6 +117,11 @@ int raced_invariant(const Buffer& buffer, const Task& earlier, const Task& later
     case BufferKind::gradient:
     case BufferKind::gradient_partial:
       return over_border && buffer.place == Place::device ? 6 : 3;
+    case BufferKind::store_shadow:
+    case BufferKind::resident_state:
+      return 3;
+    case BufferKind::state_piece:
+      return over_border ? 6 : 3;
     case BufferKind::store_grad:
     case BufferKind::norm_value:
     case BufferKind::checkpoint_file:
@@ -198,10 +204,11 @@ std::vector<Tenancy> tenancies(const Subject& subject, const Order& order) {
   return all;
 }
 
-// Where a buffer has its offset: a rank's device or parking, or a host's mailboxes.
-enum class Area : std::uint8_t { device, parking, mailboxes, none };
+// Where a buffer has its offset: a rank's device, the part of it for state that stays there, or parking; or a host's mailboxes.
+enum class Area : std::uint8_t { device, residents, parking, mailboxes, none };
 
 Area area_of(const Buffer& buffer) {
+  if (buffer.kind == BufferKind::resident_state) return Area::residents;
   if (buffer.place == Place::device) return Area::device;
   if (buffer.place != Place::host) return Area::none;
   if (buffer.kind == BufferKind::parked) return Area::parking;
@@ -232,7 +239,10 @@ Finding check_bounds(const Subject& subject, const std::vector<Tenancy>& all, co
     if (all[b].first == kNobody || area == Area::none) continue;
     const Task& task = plan.tasks[all[b].first];
     const std::uint64_t mailboxes = buffer.host < plan.mailbox_bytes.size() ? plan.mailbox_bytes[buffer.host] : 0;
-    const std::uint64_t end = area == Area::device ? plan.arena_bytes : area == Area::parking ? plan.parking_bytes : mailboxes;
+    const std::uint64_t end = area == Area::device      ? plan.arena_bytes
+                              : area == Area::residents ? plan.resident_bytes
+                              : area == Area::parking   ? plan.parking_bytes
+                                                        : mailboxes;
     if (buffer.offset % 256 != 0 || buffer.bytes % 256 != 0) {
       return subject.violation(6, task,
                                fmt::format("uses a buffer at {}+{}, which is not aligned", buffer.offset, buffer.bytes));
@@ -251,10 +261,11 @@ Finding check_bounds(const Subject& subject, const std::vector<Tenancy>& all, co
                                    plan.in_place_bytes, rank, used)};
     }
   }
-  if (plan.arena_bytes > limits.device_bytes || plan.in_place_bytes > limits.device_bytes - plan.arena_bytes) {
+  const std::uint64_t beside = plan.in_place_bytes + plan.resident_bytes;
+  if (plan.arena_bytes > limits.device_bytes || beside > limits.device_bytes - plan.arena_bytes) {
     return Violation{6, none.id,
-                     fmt::format("invariant 6: the plan needs {} + {} bytes of the device's {}", plan.arena_bytes,
-                                 plan.in_place_bytes, limits.device_bytes)};
+                     fmt::format("invariant 6: the plan needs {} + {} bytes of the device's {}", plan.arena_bytes, beside,
+                                 limits.device_bytes)};
   }
   for (int host = 0; host < plan.hosts(); ++host) {
     const auto ranks = static_cast<std::uint64_t>(std::count(plan.host_of_rank.begin(), plan.host_of_rank.end(), host));
@@ -282,8 +293,10 @@ Finding check_sharing(const Subject& subject, const Order& order, const std::vec
     const bool here = area_of(buffer) == area && (area == Area::mailboxes ? buffer.host : buffer.rank) == owner_number;
     if (here && all[b].first != kNobody && buffer.bytes > 0) buffers.push_back(b);
   }
-  // Constants are in use before any task is.
-  const auto constant = [&](std::uint32_t b) { return plan.buffers[b].kind == BufferKind::constants; };
+  // Constants are in use before any task is, and so is state that stays.
+  const auto constant = [&](std::uint32_t b) {
+    return plan.buffers[b].kind == BufferKind::constants || plan.buffers[b].kind == BufferKind::resident_state;
+  };
   std::sort(buffers.begin(), buffers.end(), [&](std::uint32_t a, std::uint32_t b) {
     return std::tuple(!constant(a), all[a].first, a) < std::tuple(!constant(b), all[b].first, b);
   });
@@ -337,7 +350,7 @@ Finding check_memory(const Subject& subject, const Order& order, const Limits& l
   const std::vector<Tenancy> all = tenancies(subject, order);
   if (auto found = check_bounds(subject, all, limits)) return found;
   for (int rank = 0; rank < subject.plan.ranks; ++rank) {
-    for (const Area area : {Area::device, Area::parking}) {
+    for (const Area area : {Area::device, Area::residents, Area::parking}) {
       if (auto found = check_sharing(subject, order, all, area, rank)) return found;
     }
   }

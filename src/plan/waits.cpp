@@ -41,7 +41,7 @@ struct ResourceState {
 };
 
 bool lives_in_a_step(const Buffer& buffer) {
-  if (buffer.place == Place::device) return buffer.kind != BufferKind::constants;
+  if (buffer.place == Place::device) return buffer.kind != BufferKind::constants && buffer.kind != BufferKind::resident_state;
   return buffer.kind == BufferKind::parked || buffer.kind == BufferKind::mailbox || buffer.kind == BufferKind::norm_parts ||
          buffer.kind == BufferKind::wire;
 }
@@ -124,6 +124,7 @@ bool Pruner::implied(std::uint32_t source, const std::vector<std::uint32_t>& kep
     }
   }
   return std::any_of(kept.begin(), kept.end(), [&](std::uint32_t other) {
+    if (other == source) return true;
     if (lane_of(other) != kNoLane) return false;
     const auto entry = free_.find(other);
     return entry != free_.end() &&
@@ -204,7 +205,7 @@ std::vector<std::vector<std::uint32_t>> Pruner::run() {
 Lanes::Lanes(const Plan& plan) : of_task(plan.tasks.size(), kNoLane) {
   std::map<std::pair<std::uint16_t, StreamKind>, std::uint32_t> numbers;
   for (const Task& task : plan.tasks) {
-    if (ends_in_any_order(task.kind)) continue;
+    if (ends_in_any_order(task)) continue;
     const auto [entry, is_new] = numbers.try_emplace({task.rank, task.stream}, count);
     if (is_new) ++count;
     of_task[task.id] = entry->second;

@@ -108,7 +108,9 @@ Store::~Store() {
   }
 }
 
-Ptr Store::slab(int unit, Plane plane) const { return {base_ + layout_.offset(unit, plane), format().dtype(plane)}; }
+Ptr Store::slab(int unit, Plane plane, int slot) const {
+  return {base_ + layout_.offset(unit, plane, slot), format().dtype(plane)};
+}
 
 float* Store::master(int unit) const {
   const Ptr slab = this->slab(unit, format().separate_master ? Plane::master : Plane::compute);
@@ -116,14 +118,24 @@ float* Store::master(int unit) const {
   return static_cast<float*>(slab.data);
 }
 
-std::uint64_t Store::version(int unit) const {
+std::uint64_t& Store::word(int unit) const {
   SPIPE_CHECK(unit >= 0 && static_cast<std::size_t>(unit) < layout_.elements.size(), "no such store unit");
-  return std::atomic_ref(versions_[unit]).load(std::memory_order_acquire);
+  return versions_[unit];
 }
 
+std::uint64_t Store::version(int unit) const { return std::atomic_ref(word(unit)).load(std::memory_order_acquire) / 2; }
+
+int Store::slot(int unit) const { return static_cast<int>(std::atomic_ref(word(unit)).load(std::memory_order_acquire) % 2); }
+
 void Store::set_version(int unit, std::uint64_t version) {
-  SPIPE_CHECK(unit >= 0 && static_cast<std::size_t>(unit) < layout_.elements.size(), "no such store unit");
-  std::atomic_ref(versions_[unit]).store(version, std::memory_order_release);
+  const auto slot = static_cast<std::uint64_t>(this->slot(unit));
+  std::atomic_ref(word(unit)).store(2 * version + slot, std::memory_order_release);
+}
+
+void Store::commit_other_slot(int unit, std::uint64_t version) {
+  SPIPE_CHECK(layout_.slots(unit) == 2, "the unit has one slot");
+  const auto slot = static_cast<std::uint64_t>(1 - this->slot(unit));
+  std::atomic_ref(word(unit)).store(2 * version + slot, std::memory_order_release);
 }
 
 }  // namespace spipe::store

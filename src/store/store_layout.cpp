@@ -69,14 +69,24 @@ StoreFormat store_format(DType compute) {
   return format;
 }
 
+namespace {
+
+std::uint64_t slab_size(std::uint64_t elements, const StoreFormat& format, Plane plane) {
+  return checked_round_up(checked_mul(elements, dtype_size(format.dtype(plane))), kSlabAlignment);
+}
+
+}  // namespace
+
 std::uint64_t unit_state_bytes(const model::StoreUnit& unit, const StoreFormat& format) {
   std::uint64_t bytes = 0;
   for (const Plane plane : kPlanes) {
-    if (!format.has(plane)) continue;
-    const std::uint64_t slab = checked_mul(unit.elements, dtype_size(format.dtype(plane)));
-    bytes = checked_add(bytes, checked_round_up(slab, kSlabAlignment));
+    if (format.has(plane)) bytes = checked_add(bytes, slab_size(unit.elements, format, plane));
   }
   return bytes;
+}
+
+std::uint64_t unit_shadow_bytes(const model::StoreUnit& unit, const StoreFormat& format) {
+  return unit_state_bytes(unit, format) - slab_size(unit.elements, format, Plane::grad);
 }
 
 StoreLayout make_store_layout(const model::ModelShape& shape, const StoreFormat& format) {
@@ -84,7 +94,13 @@ StoreLayout make_store_layout(const model::ModelShape& shape, const StoreFormat&
 }
 
 StoreLayout make_store_layout(const model::ModelShape& shape, const StoreFormat& format, const std::vector<bool>& here) {
+  return make_store_layout(shape, format, here, std::vector<bool>(shape.store_units.size(), false));
+}
+
+StoreLayout make_store_layout(const model::ModelShape& shape, const StoreFormat& format, const std::vector<bool>& here,
+                              const std::vector<bool>& second_slots) {
   SPIPE_CHECK(here.size() == shape.store_units.size(), "every unit is here or elsewhere");
+  SPIPE_CHECK(second_slots.size() == shape.store_units.size(), "every unit has one slot or two");
   StoreLayout layout;
   layout.format = format;
   layout.offsets.assign(shape.store_units.size() * kPlaneCount, kAbsent);
@@ -96,8 +112,17 @@ StoreLayout make_store_layout(const model::ModelShape& shape, const StoreFormat&
     for (const Plane plane : kPlanes) {
       if (!format.has(plane)) continue;
       layout.offsets[unit * kPlaneCount + static_cast<std::size_t>(plane)] = end;
-      const std::uint64_t slab = checked_mul(elements, dtype_size(format.dtype(plane)));
-      end = checked_round_up(checked_add(end, slab), kSlabAlignment);
+      end = checked_add(end, slab_size(elements, format, plane));
+    }
+  }
+  for (std::size_t unit = 0; unit < shape.store_units.size(); ++unit) {
+    const std::uint64_t elements = shape.store_units[unit].elements;
+    if (!second_slots[unit] || !here[unit] || elements == 0) continue;
+    layout.shadow_offsets.resize(layout.offsets.size(), kAbsent);
+    for (const Plane plane : kPlanes) {
+      if (!format.has(plane) || plane == Plane::grad) continue;
+      layout.shadow_offsets[unit * kPlaneCount + static_cast<std::size_t>(plane)] = end;
+      end = checked_add(end, slab_size(elements, format, plane));
     }
   }
   layout.bytes = checked_round_up(end, kPage);
@@ -109,9 +134,18 @@ bool StoreLayout::has(int unit) const {
   return offsets[static_cast<std::size_t>(unit) * kPlaneCount + static_cast<std::size_t>(Plane::compute)] != kAbsent;
 }
 
-std::uint64_t StoreLayout::offset(int unit, Plane plane) const {
+int StoreLayout::slots(int unit) const {
+  if (!has(unit) || shadow_offsets.empty()) return 1;
+  const std::size_t at = static_cast<std::size_t>(unit) * kPlaneCount + static_cast<std::size_t>(Plane::compute);
+  return shadow_offsets[at] == kAbsent ? 1 : 2;
+}
+
+std::uint64_t StoreLayout::offset(int unit, Plane plane, int slot) const {
   SPIPE_CHECK(has(unit), "store unit " + std::to_string(unit) + " is not on this host");
-  const std::uint64_t offset = offsets[static_cast<std::size_t>(unit) * kPlaneCount + static_cast<std::size_t>(plane)];
+  const std::size_t at = static_cast<std::size_t>(unit) * kPlaneCount + static_cast<std::size_t>(plane);
+  const bool shadow = slot == 1 && plane != Plane::grad;  // there is one gradient
+  SPIPE_CHECK(slot == 0 || slots(unit) == 2, "store unit " + std::to_string(unit) + " has one slot");
+  const std::uint64_t offset = shadow ? shadow_offsets[at] : offsets[at];
   SPIPE_CHECK(offset != kAbsent, "this store has no plane '" + plane_name(plane) + "'");
   return offset;
 }

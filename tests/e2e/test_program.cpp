@@ -79,7 +79,7 @@ TEST_CASE("the user's mistakes: one line on stderr, code 2, nothing written") {
       {{"data.train=[/nowhere/x.bin]"}, "nowhere"},
       {{"data.seq_len=65", "model.config=MODEL_GPT2"}, "65"},
       {{"batch.micro=4"}, "4"},
-      {{"optimizer.policy=overlap"}, "overlap"},
+      {{"optimizer.policy=overlapp"}, "overlap"},
       {{"device.isa=mmx"}, "mmx"},
       {{"batch.global=1000000000"}, "too large to plan"},
   };

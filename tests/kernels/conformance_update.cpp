@@ -113,6 +113,33 @@ void conform_adamw(const Backends& backends) {
       }
     }
   }
+  // Out of place the old state stays and the new one has the same bits; aligned or not.
+  for (const std::int64_t elements : kLengths) {
+    for (const std::int64_t shift : {0, 3}) {
+      check(backends, {.op = "adamw", .exact = true}, fmt::format("{} elements out of place, shift {}", elements, shift),
+            [&](Ops& ops, StreamHandle* stream, Operands& op) {
+              AdamWArgs args{.elements = elements, .beta1 = 0.9F, .one_minus_beta1 = 0.1F, .beta2 = 0.95F};
+              args.one_minus_beta2 = 0.05F;
+              args.decay = 0.999F;
+              args.eps = 1e-8F;
+              args.step_size = 1e-3F;
+              const std::int64_t all = elements + shift;
+              args.grad = offset(
+                  Ptr{const_cast<void*>(op.input_values(DType::f32, gradient(op, all, Content::ordinary)).data), DType::f32},
+                  shift);
+              args.from_master = static_cast<const float*>(op.input(DType::f32, all, 0.02).data) + shift;
+              args.from_m = static_cast<const float*>(op.input(DType::f32, all, 1e-4).data) + shift;
+              args.from_v = static_cast<const float*>(
+                                op.input_values(DType::f32, std::vector<double>(static_cast<std::size_t>(all), 1e-7)).data) +
+                            shift;
+              args.master = static_cast<float*>(op.output(DType::f32, elements).data);
+              args.m = static_cast<float*>(op.output(DType::f32, elements).data);
+              args.v = static_cast<float*>(op.output(DType::f32, elements).data);
+              args.nonfinite_master = op.flag();
+              ops.adamw(stream, args);
+            });
+    }
+  }
   // A finite master whose bf16 copy rounds to infinity raises the flag; an infinite one does not.
   check(backends, {.op = "adamw", .exact = true}, "masters near the largest float",
         [](Ops& ops, StreamHandle* stream, Operands& op) {

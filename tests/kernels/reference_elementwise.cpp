@@ -177,9 +177,10 @@ void ReferenceOps::finish_gradient(StreamHandle*, const FinishGradientArgs& args
 void ReferenceOps::adamw(StreamHandle*, const AdamWArgs& args) {
   for (std::int64_t i = 0; i < args.elements; ++i) {
     const float g = static_cast<float>(load(args.grad, i)) * args.grad_scale;
-    const float m = std::fma(args.beta1, args.m[i], args.one_minus_beta1 * g);
-    const float v = std::fma(args.beta2, args.v[i], (args.one_minus_beta2 * g) * g);
-    const float p1 = args.master[i] * args.decay;
+    const bool in_place = args.from_master == nullptr;
+    const float m = std::fma(args.beta1, (in_place ? args.m : args.from_m)[i], args.one_minus_beta1 * g);
+    const float v = std::fma(args.beta2, (in_place ? args.v : args.from_v)[i], (args.one_minus_beta2 * g) * g);
+    const float p1 = (in_place ? args.master : args.from_master)[i] * args.decay;
     const float denom = std::sqrt(v) * args.inv_sqrt_bias2 + args.eps;
     const float p = std::fma(-args.step_size, m / denom, p1);
     args.m[i] = m;

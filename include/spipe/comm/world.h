@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -29,8 +30,10 @@ struct Message {
   int peer = -1;  // another rank
   std::uint64_t tag = 0;
   std::span<std::byte> bytes;  // untouched by others from when all of `after` is reached to `done`
-  std::vector<After> after;    // the bytes may be read (send) or written (receive) once all are reached
-  Counter* done = nullptr;     // signalled with done_value when the bytes are sent or have arrived
+  // Sends: where the bytes begin, asked once all of `after` is reached; then only the size of `bytes` counts. Any thread.
+  std::function<std::byte*()> where;
+  std::vector<After> after;  // the bytes may be read (send) or written (receive) once all are reached
+  Counter* done = nullptr;   // signalled with done_value when the bytes are sent or have arrived
   std::uint64_t done_value = 0;
 };
 

@@ -68,8 +68,9 @@ struct OptimizerConfig {
   double beta1 = 0.9, beta2 = 0.95;  // betas: [0.9, 0.95]
   double eps = 1e-8, weight_decay = 0.1;
   LrScheduleConfig schedule;
-  std::string policy = "auto";     // auto | sync now; others are refused by name
-  std::string placement = "auto";  // auto | cpu now
+  std::string policy = "auto";     // auto | sync | overlap | deferred | hybrid
+  double speculate = 0.5;          // hybrid: fraction of the parameters
+  std::string placement = "auto";  // auto | cpu | device | resident
 };
 struct ParallelConfig {
   std::string schedule = "auto";                                          // auto | streaming | a schedule of several ranks

@@ -50,6 +50,7 @@ struct GradientFault {
 struct Machine {
   device::Device* device = nullptr;
   device::Arena* arena = nullptr;
+  device::Arena* residents = nullptr;  // for state that stays on the device; null where none does
   const model::ModelShape* shape = nullptr;
   store::Store* store = nullptr;
   std::span<std::byte> parking;  // of this rank; shared by the plans of a run, which never overlap in time
@@ -61,9 +62,10 @@ struct Machine {
   std::uint64_t seed = 0;
   std::vector<plan::TaskObserver*> observers;
   std::span<const GradientFault> gradient_faults;
-  comm::World* world = nullptr;                 // several ranks; null: one rank, all of whose tasks run here
-  std::atomic<std::uint32_t>* asked = nullptr;  // bits that signals raise on any rank of the host; may be null
-  Pacer* pacer = nullptr;                       // stretches tasks to another machine's times; may be null
+  std::optional<std::uint64_t> keeps_speculation;  // tests: a step whose clipped speculation is kept, which is wrong
+  comm::World* world = nullptr;                    // several ranks; null: one rank, all of whose tasks run here
+  std::atomic<std::uint32_t>* asked = nullptr;     // bits that signals raise on any rank of the host; may be null
+  Pacer* pacer = nullptr;                          // stretches tasks to another machine's times; may be null
 };
 
 struct StepRequest {
@@ -83,6 +85,7 @@ struct StepRequest {
 struct StepResult {
   Verdict verdict;                // of an evaluation only the loss
   bool nonfinite_master = false;  // on this rank
+  std::uint64_t taken_back = 0;   // updates of units on this rank that were made in vain, or made again
   std::string first_nonfinite;    // diagnose: "backward of layer 2, micro-batch 1"; empty when all is finite
 };
 

@@ -29,9 +29,8 @@ struct Job {
   std::optional<std::uint64_t> host_memory;
   std::string host_memory_source;
   std::optional<plan::RankChoice> choice;  // what the first rank has found; empty: searched for
-  // Measurements of published methods: all ranks end a step before the next begins; updates wait for no norm (no clipping
-  // then).
-  bool barrier_between_steps = false, early_updates = false;
+  // All ranks end a step before the next begins: policy sync, and measurements of published methods.
+  bool barrier_between_steps = false;
   [[nodiscard]] int ranks() const { return static_cast<int>(host_of_rank.size()); }
   [[nodiscard]] int hosts() const;
   [[nodiscard]] int host() const { return host_of_rank[static_cast<std::size_t>(rank)]; }

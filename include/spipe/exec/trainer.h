@@ -39,6 +39,7 @@ struct RunSummary {
   std::optional<double> eval_loss;
   std::filesystem::path checkpoint;  // the newest one
   std::uint64_t plan_hash = 0;
+  std::uint64_t taken_back = 0;        // speculative updates of units that were made in vain or again, on all ranks
   std::optional<Pacer::Account> pace;  // of all ranks together, with device.pace
 };
 
@@ -64,12 +65,12 @@ struct RunOptions {
   bool handle_signals = true;              // do what signals ask (install_signal_handlers)
   std::vector<plan::TaskObserver*> observers;
   std::optional<device::DeviceRates> rates;  // instead of measuring (they choose between plans of equal bits)
-  // Measurements of published methods (Job).
-  bool barrier_between_steps = false, early_updates = false;
+  bool barrier_between_steps = false;        // measurements of published methods (Job)
   // Tests.
   std::optional<std::uint64_t> stop_after;  // behave as if asked to save and stop after this many steps of the run
   std::function<void(store::Store&, std::uint64_t steps_done)> after_step;  // with the engine at rest
   std::vector<GradientFault> gradient_faults;                               // the same on every rank
+  std::optional<std::uint64_t> keeps_speculation;                           // Machine
 };
 
 // Runs a config to its end (or to a signal); collective over the ranks of the world. Throws Error for the user's mistakes, on

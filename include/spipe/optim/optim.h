@@ -79,8 +79,25 @@ struct UpdateScalars {
   std::int64_t t = 1;
 };
 
-// One pass over a store unit: every parameter in fixed 64 Ki-element blocks, on all threads of host_ops' pool. Neighbours of
-// equal decay share a call, with the padding between them (zero in every plane, and it stays zero).
+// Pointers to element 0 of every plane of a unit: in the store, or (shifted, so that only some elements are there) elsewhere.
+// Without a separate master the master is the compute plane.
+struct UnitPlanes {
+  ConstPtr grad;
+  Ptr compute;
+  float* master = nullptr;
+  float* m = nullptr;
+  float* v = nullptr;
+};
+[[nodiscard]] UnitPlanes planes_of(const store::Store& store, int unit, int slot);
+
+// Elements [begin, end) of a unit: state and gradient are read from `from`, state (and the compute copy, where `to` has a
+// separate one) is written to `to`; the same planes, or planes that do not overlap. The bits do not depend on how a unit is cut
+// or on where it lies. Padding between parameters that lies in the range is zero in every plane, and stays so.
+void update_elements(Ops& ops, const model::StoreUnit& unit, const UnitPlanes& from, const UnitPlanes& to, std::uint64_t begin,
+                     std::uint64_t end, const AdamW& hyper, const UpdateScalars& scalars, std::uint32_t* nonfinite_master);
+
+// One pass over a store unit in place: every parameter in fixed 64 Ki-element blocks, on all threads of host_ops' pool.
+// Neighbours of equal decay share a call, with the padding between them (zero in every plane, and it stays zero).
 void update_unit(Ops& host_ops, const model::StoreUnit& unit, store::Store& store, int unit_index, const AdamW& hyper,
                  const UpdateScalars& scalars, std::uint32_t* nonfinite_master);
 

@@ -5,6 +5,7 @@
 
 #include "spipe/model/shape.h"
 #include "spipe/plan/plan.h"
+#include "spipe/plan/updates.h"
 
 namespace spipe::plan {
 
@@ -39,6 +40,10 @@ struct ScheduleInput {
   const model::ModelShape* shape = nullptr;
   std::uint64_t compute_dtype_size = 4, grad_dtype_size = 4;
   std::uint64_t state_bytes_per_element = 12;  // master + m + v (bytes moved by optimize and save, for the cost model)
+  bool separate_master = false;                // UpdateBytes
+  [[nodiscard]] UpdateBytes update_bytes() const {
+    return {compute_dtype_size, grad_dtype_size, state_bytes_per_element, separate_master};
+  }
 };
 // The single-rank schedule (plan/schedule_streaming.cpp): a complete, placed plan for the options as given.
 //  - in_place: parameters are read from the store, fp32 gradients of untied units accumulate in the store (sum_groups = 1);

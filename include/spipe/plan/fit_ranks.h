@@ -19,6 +19,7 @@ struct RankChoice {
   std::vector<int> forward_cuts, backward_cuts;
   int prefetch = 1;
   bool park = false;
+  UpdateSplit updates;
 };
 
 struct RankFitRequest {
@@ -30,6 +31,8 @@ struct RankFitRequest {
   std::uint64_t device_bytes = 0;                      // budget of each rank; 0: none
   std::uint64_t host_bytes = UINT64_MAX;               // of each host
   std::vector<std::uint64_t> store_bytes_of_unit;      // state of a store unit, on the host of its home
+  std::vector<std::uint64_t> shadow_bytes_of_unit;     // of its second slot, where it has one; empty: nothing
+  std::vector<UpdateSplit> splits = {{}};              // how units are updated: the first with which a trial fits
   bool arena_on_host = true;                           // CPU devices: the arenas of a host's ranks count against host_bytes too
   bool evaluation = false;                             // an evaluation plan must fit as well
   // What running a plan takes of a host beside store, arenas, parking and mailboxes; empty: nothing.
@@ -39,6 +42,7 @@ struct RankFitRequest {
 
 struct RankFit {
   Plan train, train_and_save;
+  UpdateSplit split;
   std::optional<Plan> evaluate;
   std::string reason;  // one line: what was chosen among how many
   // Those that fit by predicted step time: the choice and the runners-up, whose bytes are of their training plan; then the

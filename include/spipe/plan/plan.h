@@ -37,20 +37,18 @@ enum class TaskKind : std::uint8_t {
   recv,      // mailbox of this rank's host -> device (streams recv, h2d); a mailbox may be received more than once
   push,      // to another host (stream comm): a mailbox, a store unit's parameters, or this host's norm parts -> wire
   pull,      // wire -> mailbox or norm parts of this rank's host (stream comm)
+  load,      // a piece of a unit's state and gradient, store -> device, for an update there (stream update_in)
+  unload,    // and what the update made of it, device -> store (stream update_out)
 };
-inline constexpr int kTaskKinds = 18;
+inline constexpr int kTaskKinds = 20;
 [[nodiscard]] const char* task_kind_name(TaskKind kind);
 
 // recv and send use the same link as h2d and d2h: boundaries, which somebody waits for, do not queue behind parameters and
-// gradients, which nobody needs yet.
-enum class StreamKind : std::uint8_t { compute, h2d, d2h, cpu, io, comm, recv, send };
-inline constexpr int kStreamCount = 8;
+// gradients, which nobody needs yet. So do update_in and update_out, between which `update` is where the device updates units.
+// `decide` runs norms and commits: they must not queue behind the updates of units that nobody needs yet (stream cpu).
+enum class StreamKind : std::uint8_t { compute, h2d, d2h, cpu, io, comm, recv, send, update_in, update, update_out, decide };
+inline constexpr int kStreamCount = 12;
 [[nodiscard]] const char* stream_name(StreamKind stream);
-// Tasks of these kinds are submitted in program order but may end in any: they order nothing by position (only by waits).
-// Messages between hosts are posted, not waited for in turn: parameters on their way must not hold up boundaries.
-[[nodiscard]] constexpr bool ends_in_any_order(TaskKind kind) {
-  return kind == TaskKind::optimize || kind == TaskKind::commit || kind == TaskKind::push || kind == TaskKind::pull;
-}
 
 enum class BufferKind : std::uint8_t {
   // on the device
@@ -68,6 +66,10 @@ enum class BufferKind : std::uint8_t {
   store_compute,
   store_grad,
   store_state,
+  store_shadow,  // the other slot of a unit that has two: parameters and state as its update leaves them (UpdateWay)
+  // state on the device
+  state_piece,     // of a unit whose state comes and goes: a piece of all its planes
+  resident_state,  // master and moments of a unit that keeps them here, over all steps; in an area of its own
   // on the host
   parked,
   host_input,
@@ -79,7 +81,7 @@ enum class BufferKind : std::uint8_t {
   // on the way between two hosts: one writer and one reader a step, no bytes of memory
   wire,
 };
-inline constexpr int kBufferKinds = 21;
+inline constexpr int kBufferKinds = 24;
 [[nodiscard]] const char* buffer_kind_name(BufferKind kind);
 
 enum class Place : std::uint8_t { device, store, host, network };
@@ -123,6 +125,8 @@ enum TaskFlag : std::uint16_t {
   kEvaluate = 2,     // loss: token losses only
   kRecompute = 4,    // forward: repeats an earlier forward of the same unit and micro-batch
   kLastOfStage = 8,  // for timelines and counters
+  kSpeculate =
+      16,  // load, optimize, unload: before the norm is known, into the unit's other slot; its commit: may take it back
 };
 
 inline constexpr std::uint32_t kNoPeer = UINT32_MAX;
@@ -142,10 +146,36 @@ struct Task {
   double flops = 0;
   std::uint32_t peer = kNoPeer;  // push, pull: the push's id, which tags the message
   std::uint16_t peer_rank = 0;   // push, pull: the rank at the other end
+  std::uint16_t piece = 0;  // load, unload, optimize on the device: elements [piece, piece + 1) * piece_elements of the unit
 };
 static_assert(sizeof(Task) <= 64);
 
+// Such tasks are submitted in program order but may end in any: they order nothing by position (only by waits). Messages
+// between hosts are posted, not waited for in turn: parameters on their way must not hold up boundaries.
+[[nodiscard]] constexpr bool ends_in_any_order(const Task& task) {
+  return (task.kind == TaskKind::optimize && task.stream == StreamKind::cpu) || task.kind == TaskKind::push ||
+         task.kind == TaskKind::pull;
+}
+
 enum class Residency : std::uint8_t { in_place, streamed };
+
+// Where a unit is updated: by the host's cores; by the device, whose link brings its state in pieces and takes it back; or by
+// the device, where its state stays (its parameters go to the store after every update).
+enum class Placement : std::uint8_t { cpu, device, resident };
+[[nodiscard]] const char* placement_name(Placement placement);
+
+// How a store unit is updated. It decides no bits.
+struct UpdateWay {
+  // As soon as its gradient is offloaded, as if nothing were to be clipped or skipped, into the unit's other slot; its commit
+  // makes that the current one, or takes it back and does the right thing. Otherwise when the norm is known. Resident units do
+  // not speculate.
+  bool speculate = false;
+  Placement placement = Placement::cpu;
+  // Copies of parameters and state in the store. With two the update goes out of place and the commit changes which is current:
+  // speculation needs the old state until the norm is known; pieces on the device would otherwise wait for each other.
+  [[nodiscard]] int slots() const { return speculate || placement == Placement::device ? 2 : 1; }
+  bool operator==(const UpdateWay&) const = default;
+};
 
 // What a schedule was asked to emit; kept in the plan for printing, hashing and re-planning.
 struct ScheduleOptions {
@@ -164,10 +194,13 @@ struct ScheduleOptions {
   int ranks = 1;          // all of them: replicas x pipeline ranks; replica k has the ranks from k * ranks / replicas on
   int replicas = 1;       // pipelines side by side; replica k runs the micro-batches of its share of the sum groups
   bool fuse_last = true;  // the last backward stage's forward is its recompute; false: forward stages cover all but the head
-  // For predicting the published method. The simulator starts a step when the one before has ended everywhere; the verifier
-  // refuses updates that do not wait for the norm.
+  // A step starts when the one before has ended everywhere: the policy `sync`, and the published method.
   bool barrier_between_steps = false;
-  bool early_updates = false;
+  std::vector<UpdateWay> updates;           // per store unit; empty: by the host's cores, when the norm is known
+  std::uint64_t piece_elements = 1U << 22;  // of updates on the device; a multiple of 4096
+  [[nodiscard]] UpdateWay way(int store_unit) const {
+    return updates.empty() ? UpdateWay{} : updates[static_cast<std::size_t>(store_unit)];
+  }
 };
 
 struct Plan {
@@ -181,11 +214,12 @@ struct Plan {
   std::uint64_t arena_bytes = 0;     // per rank, after placement
   std::uint64_t in_place_bytes = 0;  // store bytes a budget must also cover: parameters and gradients used in place
   std::uint64_t parking_bytes = 0;   // per rank
+  std::uint64_t resident_bytes = 0;  // per rank: of the area for state that stays on the device, the same in all plans of a run
   std::vector<int> host_of_rank = {0};
   std::vector<int> home_of_unit;             // rank that offloads, updates and saves a store unit; -1: unit without elements
   std::vector<std::uint64_t> mailbox_bytes;  // per host (several ranks only)
   [[nodiscard]] int hosts() const;
-  [[nodiscard]] std::uint64_t device_bytes() const { return arena_bytes + in_place_bytes; }
+  [[nodiscard]] std::uint64_t device_bytes() const { return arena_bytes + in_place_bytes + resident_bytes; }
 };
 
 // Bytes of device buffers by kind at the moment of the peak, and each kind's own peak: the start-up memory table.

@@ -29,6 +29,7 @@ struct Trial {
   std::uint64_t device_bytes = 0, host_bytes = 0;  // per rank; per host with the state split evenly
   double step_seconds = 0, bubble = 0, exposed_optimizer_seconds = 0;
   PipelineInput input;  // with its cuts: make_schedule(schedule, input) is the plan
+  UpdateSplit split;    // of input.updates
 };
 
 // All trials, the fitting ones first by step time (ties: fewer stages), then the refused ones; none twice. Every plan that fits

@@ -32,22 +32,30 @@ struct StoreFormat {
 [[nodiscard]] StoreFormat store_format(DType compute);  // the standard format of a precision
 
 // Byte offsets of every (unit, plane) slab in one contiguous region; pure, so that the planner can ask before anything exists.
+// A unit may have a second slot: its planes but the gradient twice, for updates that go out of place.
 struct StoreLayout {
   StoreFormat format;
   std::uint64_t bytes = 0;  // whole region, multiple of the page size
-  [[nodiscard]] std::uint64_t offset(int unit, Plane plane) const;
+  [[nodiscard]] std::uint64_t offset(int unit, Plane plane, int slot = 0) const;
   [[nodiscard]] std::uint64_t slab_bytes(int unit, Plane plane) const;  // also of units that are elsewhere
   [[nodiscard]] bool has(int unit) const;
-  std::vector<std::uint64_t> offsets;   // [unit * kPlaneCount + plane], ~0 where absent
-  std::vector<std::uint64_t> elements;  // per unit
+  [[nodiscard]] int slots(int unit) const;    // 2 where the unit is here and has a second slot
+  std::vector<std::uint64_t> offsets;         // [unit * kPlaneCount + plane], ~0 where absent
+  std::vector<std::uint64_t> shadow_offsets;  // of second slots, likewise; empty: no unit has one
+  std::vector<std::uint64_t> elements;        // per unit
 };
 [[nodiscard]] StoreLayout make_store_layout(const model::ModelShape& shape, const StoreFormat& format);
 // Of a host that holds some of the units only: the others have no slabs, and their lengths are known all the same.
 [[nodiscard]] StoreLayout make_store_layout(const model::ModelShape& shape, const StoreFormat& format,
                                             const std::vector<bool>& here);
+// Where second_slots[unit], the unit has a second slot (if it is here).
+[[nodiscard]] StoreLayout make_store_layout(const model::ModelShape& shape, const StoreFormat& format,
+                                            const std::vector<bool>& here, const std::vector<bool>& second_slots);
 // Bytes of all planes of a unit, each a multiple of 256. For any units: layout.bytes is the sum of this over the units that are
 // here, rounded up to 4096.
 [[nodiscard]] std::uint64_t unit_state_bytes(const model::StoreUnit& unit, const StoreFormat& format);
+// What a second slot of the unit takes beside that.
+[[nodiscard]] std::uint64_t unit_shadow_bytes(const model::StoreUnit& unit, const StoreFormat& format);
 
 // Memory that somebody else owns and that outlives the store: a host's region, shared by its ranks. Both start as zeros.
 struct StorePlace {
@@ -71,21 +79,26 @@ class Store {
   [[nodiscard]] const StoreFormat& format() const { return layout_.format; }
   // Whether the unit's slabs are here (a unit without elements never lacks any).
   [[nodiscard]] bool has(int unit) const { return layout_.has(unit); }
-  // The slab of a unit; SPIPE_CHECKs that unit and plane are here. Versions are kept of all units.
-  [[nodiscard]] Ptr slab(int unit, Plane plane) const;
+  // The slab of a unit in its current slot, or in a given one; SPIPE_CHECKs that unit, plane and slot are here.
+  [[nodiscard]] Ptr slab(int unit, Plane plane) const { return slab(unit, plane, slot(unit)); }
+  [[nodiscard]] Ptr slab(int unit, Plane plane, int slot) const;
   // fp32 master of a unit: the master plane, or the compute plane when compute is fp32.
   [[nodiscard]] float* master(int unit) const;
   // Committed version of a unit: the number of updates it has seen. Use after a stale or early version is an error at once.
-  // set_version releases and version acquires: who sees a version also sees what was written before it was set.
+  // Kept of all units. set_version releases and version acquires: who sees a version also sees what was written before it was
+  // set. commit sets the version and makes the other slot the current one, at once for all who look.
   [[nodiscard]] std::uint64_t version(int unit) const;
   void set_version(int unit, std::uint64_t version);
+  [[nodiscard]] int slot(int unit) const;  // the current one: 0 or 1
+  void commit_other_slot(int unit, std::uint64_t version);
 
  private:
+  [[nodiscard]] std::uint64_t& word(int unit) const;
   StoreLayout layout_;
   std::byte* base_ = nullptr;
   bool owns_ = false;
   std::vector<std::uint64_t> own_versions_;
-  std::uint64_t* versions_ = nullptr;
+  std::uint64_t* versions_ = nullptr;  // 2 * version + slot
 };
 
 }  // namespace spipe::store

@@ -122,7 +122,7 @@ TEST_CASE("an override by --set is checked like the file") {
   CHECK(refused_set("optimizer={lr: 1, lr: 2}") == "--set: key 'lr' is given twice, first on line 1; remove one of them");
   CHECK(refused_set("optimizer=3") ==
         "--set: 'optimizer' must be a map of keys, not '3'; its keys are type, lr, betas, eps, weight_decay, schedule, policy, "
-        "placement");
+        "speculate, placement");
 }
 
 TEST_CASE("duplicates, tabs, emptiness, lists for maps and the rest of YAML are refused with their line") {
@@ -219,9 +219,6 @@ TEST_CASE("what is planned but not built is known, and refused by name") {
   const auto planned = [](const std::string& key, const std::string& value, const std::string& hint) {
     CHECK(refused_set(key + "=" + value) == "--set: '" + key + ": " + value + "' is not built yet in this version; " + hint);
   };
-  for (const char* policy : {"overlap", "deferred", "hybrid"})
-    planned("optimizer.policy", policy, "use auto or sync (the same results)");
-  for (const char* place : {"device", "resident"}) planned("optimizer.placement", place, "use auto or cpu");
   for (const char* type : {"adam", "sgd", "lion", "adafactor", "muon"}) planned("optimizer.type", type, "use adamw");
   planned("device.type", "cuda", "use cpu or auto");
   planned("log.tensorboard", "true", "use log.jsonl");

@@ -52,6 +52,8 @@ void roll(Dice& dice, RandomPipeline& out) {
   input.evaluate = dice.from(0, 7) == 0;
   input.save = dice.from(0, 4) == 0;
   if (dice.from(0, 4) == 0) input.fuse_last = dice.coin();
+  input.updates = dice.ways(out.shape);
+  input.piece_elements = 4096U * static_cast<unsigned>(dice.from(1, 3));
 }
 
 }  // namespace spipe::plan::testing

@@ -139,6 +139,16 @@ void drop_wait(Plan& plan, std::uint32_t id, std::uint32_t index) {
   --task.wait_count;
 }
 
+void drop_waits(Plan& plan, std::uint32_t id, const std::function<bool(const Wait&)>& matches) {
+  bool dropped = false;
+  for (std::uint32_t i = plan.tasks[id].wait_count; i-- > 0;) {
+    if (!matches(plan.waits[plan.tasks[id].first_wait + i])) continue;
+    drop_wait(plan, id, i);
+    dropped = true;
+  }
+  REQUIRE(dropped);
+}
+
 void add_wait(Plan& plan, std::uint32_t id, Wait wait) {
   Task& task = plan.tasks[id];
   std::vector<Wait> own(plan.waits.begin() + task.first_wait, plan.waits.begin() + task.first_wait + task.wait_count);

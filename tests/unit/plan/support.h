@@ -35,6 +35,16 @@ class Dice {
     }
     return list;
   }
+  // Any way for every unit; one time in three the plain ones.
+  std::vector<UpdateWay> ways(const model::ModelShape& shape) {
+    if (from(0, 2) == 0) return {};
+    std::vector<UpdateWay> list(shape.store_units.size());
+    for (UpdateWay& way : list) {
+      way.placement = static_cast<Placement>(from(0, 2));
+      way.speculate = way.placement != Placement::resident && coin();
+    }
+    return list;
+  }
 
  private:
   std::mt19937 engine_;
@@ -57,6 +67,7 @@ void insert_copy(Plan& plan, std::uint32_t id, std::uint32_t at);  // without wa
 void move_task(Plan& plan, std::uint32_t id, std::uint32_t at);    // without waits
 void swap_tasks(Plan& plan, std::uint32_t a, std::uint32_t b);     // all but their ids and waits
 void drop_wait(Plan& plan, std::uint32_t id, std::uint32_t index);
+void drop_waits(Plan& plan, std::uint32_t id, const std::function<bool(const Wait&)>& matches);  // there must be one
 void add_wait(Plan& plan, std::uint32_t id, Wait wait);
 [[nodiscard]] Use& use_of(Plan& plan, std::uint32_t id, BufferKind kind);
 

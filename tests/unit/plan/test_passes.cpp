@@ -74,7 +74,7 @@ TEST_CASE("tasks that end in any order are waited for one by one, and order noth
   s.task(kCpu, {{b, kUpdate}}, TaskKind::optimize);
   s.task(kCpu, {{a, kRead}, {b, kRead}, {c, kWrite}}, TaskKind::norm);
   s.task(kCpu, {{a, kRead}}, TaskKind::norm);
-  s.task(kCpu, {{c, kUpdate}}, TaskKind::commit);
+  s.task(kCpu, {{c, kUpdate}}, TaskKind::optimize);
   Plan plan = s.builder.take();
   derive_waits(plan);
   CHECK(waits_of(plan, 2) == Waits{"1", "0", "4'"});
@@ -89,7 +89,7 @@ TEST_CASE("a chain of updates over the step's border is followed through tasks t
   s.task(kCompute, {{parameters, kRead}});
   s.task(kCompute, {{parameters, kRead}});
   s.task(kCpu, {{parameters, kUpdate}}, TaskKind::optimize);
-  s.task(kCpu, {{parameters, kUpdate}}, TaskKind::commit);
+  s.task(kCpu, {{parameters, kUpdate}}, TaskKind::optimize);
   Plan plan = s.builder.take();
   derive_waits(plan);
   CHECK(waits_of(plan, 0) == Waits{"3'"});

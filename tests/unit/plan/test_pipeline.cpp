@@ -267,13 +267,18 @@ TEST_CASE("what a schedule cannot do is refused with a reason") {
   CHECK_THAT(refusal("spipe", [](PipelineInput& input) { input.backward_cuts = {0, 3, 3}; }), Contains("cut 2"));
 }
 
-TEST_CASE("the published method's early updates are for prediction only") {
+TEST_CASE("updates that speculate come before the backward pass ends, and the plan is proved") {
   const model::ModelShape shape = small_shape({.layers = 6});
   PipelineInput input{.shape = &shape, .ranks = 4, .micro_batches = 4, .backward_cuts = every(2, shape.unit_count())};
-  input.early_updates = true;
+  input.updates = update_ways(shape, {.speculate = 1});
   const Plan plan = make_schedule("spipe", input);
-  const auto violation = verify(plan, shape);
+  CHECK_FALSE(verify(plan, shape));
+  CHECK(find_task(plan, TaskKind::optimize, 6) < last_task(plan, TaskKind::backward));
+  // Without its waits for the norm a commit decides too early.
+  Plan broken = plan;
+  const std::uint32_t commit = find_task(broken, TaskKind::commit, 6);
+  drop_waits(broken, commit, [](const Wait&) { return true; });
+  const auto violation = verify(broken, shape);
   REQUIRE(violation);
   CHECK(violation->invariant == 3);
-  CHECK(find_task(plan, TaskKind::optimize, 6) < last_task(plan, TaskKind::backward));
 }

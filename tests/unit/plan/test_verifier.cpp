@@ -40,17 +40,6 @@ void expect(const Case& c, int invariant, std::uint32_t task, const Limits& limi
   CHECK(violation->message.rfind("invariant " + std::to_string(invariant) + ": ", 0) == 0);
 }
 
-// Drops the waits of `id` that `matches` accepts; there must be one.
-void drop_waits(Plan& plan, std::uint32_t id, const std::function<bool(const Wait&)>& matches) {
-  bool dropped = false;
-  for (std::uint32_t i = plan.tasks[id].wait_count; i-- > 0;) {
-    if (!matches(plan.waits[plan.tasks[id].first_wait + i])) continue;
-    drop_wait(plan, id, i);
-    dropped = true;
-  }
-  REQUIRE(dropped);
-}
-
 }  // namespace
 
 TEST_CASE("invariant 1: a unit that is not fetched is not used") {
