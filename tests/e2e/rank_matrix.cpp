@@ -8,47 +8,17 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <cstring>
 #include <limits>
 #include <map>
-#include <optional>
 #include <set>
 
 #include "covering.h"
-#include "spipe/base/file.h"
+#include "rank_runs.h"
 #include "spipe/base/log.h"
 #include "spipe/base/random.h"
-#include "spipe/comm/world.h"
-#include "spipe/io/safetensors.h"
-#include "tests/support/tiny_run.h"
 
 namespace spipe::test {
 namespace {
-
-struct Outcome {
-  std::vector<double> losses, norms, clips;
-  std::vector<std::optional<double>> scales;
-  std::vector<bool> skipped;
-  double evaluation = 0;
-  std::map<std::string, std::string> tensors;  // parameters and moments of the last checkpoint
-  bool operator==(const Outcome&) const = default;
-};
-
-class Recorder : public exec::RunListener {
- public:
-  explicit Recorder(Outcome& outcome) : outcome_(outcome) {}
-  void on_step(const exec::StepRecord& record) override {
-    outcome_.losses.push_back(record.loss);
-    outcome_.norms.push_back(std::isfinite(record.grad_norm) ? record.grad_norm : -1);
-    outcome_.clips.push_back(record.clip);
-    outcome_.scales.push_back(record.loss_scale);
-    outcome_.skipped.push_back(record.skipped);
-  }
-  void on_evaluation(std::uint64_t, double loss, std::uint64_t) override { outcome_.evaluation = loss; }
-
- private:
-  Outcome& outcome_;
-};
 
 // What a cell is made of, by the choices of its row.
 constexpr const char* kSchedules[] = {"spipe",        "mobius",       "1f1b",          "gpipe", "roundpipe",
@@ -119,26 +89,7 @@ std::vector<Cell> random_cells(int count, int ranks, std::uint64_t seed) {
 
 class Matrix {
  public:
-  explicit Matrix(comm::World& world) : world_(world) {
-    std::string path;
-    if (world.rank() == 0) {
-      folder_ = std::make_unique<TempFolder>();
-      path = folder_->path().string();
-      for (const char* model : kModels) {
-        std::filesystem::create_directory(folder_->path() / model);
-        TinyRun run;
-        const bool tied = model == std::string("gpt2");
-        run.model_json = tied ? tiny_gpt2_json() : tiny_llama_json();
-        const std::string layers = tied ? "\"n_layer\": 3" : "\"num_hidden_layers\": 3";
-        run.model_json.replace(run.model_json.find(layers) + layers.size() - 1, 1, "5");
-        write_tiny_files(folder_->path() / model, run);
-      }
-    }
-    std::vector<std::byte> bytes(path.size());
-    std::memcpy(bytes.data(), path.data(), path.size());
-    world.broadcast(bytes, 0);
-    path_ = std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  }
+  explicit Matrix(comm::World& world) : world_(world), runs_(world, {std::begin(kModels), std::end(kModels)}) {}
 
   int run(const std::vector<Cell>& cells) {
     for (const Cell& cell : cells) one(cell);
@@ -153,44 +104,24 @@ class Matrix {
   }
 
  private:
-  std::vector<std::string> settings(const Cell& cell) const {
-    return {"batch.micro=1",
-            "device.threads=1",
-            "train.steps=5",
-            fmt::format("batch.global={}", cell.micro_batches),
-            fmt::format("batch.sum_groups={}", cell.groups),
-            fmt::format("checkpoint.dir={}/runs/{}", path_, number_)};
+  std::vector<std::string> settings(const Cell& cell, const std::vector<std::string>& more) const {
+    std::vector<std::string> list = {"train.steps=5", fmt::format("batch.global={}", cell.micro_batches),
+                                     fmt::format("batch.sum_groups={}", cell.groups),
+                                     fmt::format("checkpoint.dir={}/runs/{}", runs_.path(), number_)};
+    if (cell.model == "gpt2") list.emplace_back("model.dropout=0.1");
+    if (cell.model == "fp16") list.insert(list.end(), {"train.loss_scale_hysteresis=1", "train.loss_scale_window=2"});
+    list.insert(list.end(), more.begin(), more.end());
+    return list;
   }
 
   // On all ranks; the outcome is rank 0's.
-  Outcome train(const Cell& cell, std::vector<std::string> more, exec::RunOptions options, comm::World& world) {
-    Outcome outcome;
-    Recorder recorder(outcome);
-    options.handle_signals = false;
-    options.rates = device::DeviceRates{1e11, 1e10, 1e10, 1e9};
-    std::vector<std::string> all = settings(cell);
-    all.insert(all.end(), more.begin(), more.end());
-    if (cell.model == "gpt2") all.emplace_back("model.dropout=0.1");
-    if (cell.model == "bf16") all.emplace_back("train.precision=bf16");
+  Outcome train(const Cell& cell, const std::vector<std::string>& more, exec::RunOptions options, comm::World& world) {
     if (cell.model == "fp16") {
-      all.insert(all.end(), {"train.precision=fp16", "train.loss_scale_hysteresis=1", "train.loss_scale_window=2"});
       options.gradient_faults = {{1, 3, std::numeric_limits<float>::infinity()}, {2, 1, 0x1p-4F}, {4, 5, 0x1p40F}};
     }
-    const config::Config config = config::load_config(std::filesystem::path(path_) / cell.model / "run.yaml", all);
-    const exec::RunSummary summary = exec::train(config, options, recorder, world);
-    if (world.rank() == 0) {
-      for (const auto& entry : std::filesystem::directory_iterator(summary.checkpoint)) {
-        if (entry.path().extension() != ".safetensors") continue;
-        const io::SafetensorsFile file(entry.path());
-        for (const io::TensorInfo& tensor : file.tensors()) {
-          const auto data = file.data(tensor);
-          outcome.tensors[tensor.name] = std::string(reinterpret_cast<const char*>(data.data()), data.size());
-        }
-      }
-      std::filesystem::remove_all(config.checkpoint.dir);
-      plan_ = summary.plan_hash;
-    }
-    return outcome;
+    RankRuns::Result result = runs_.train(cell.model, settings(cell, more), std::move(options), world);
+    plan_ = result.summary.plan_hash;
+    return std::move(result.outcome);
   }
 
   const Outcome& reference(const Cell& cell) {
@@ -211,17 +142,7 @@ class Matrix {
       list.push_back(fmt::format("parallel.backward_stages={}", cell.backward));
     }
     if (!cell.tight) return list;
-    std::vector<std::string> tight = list;
-    tight.emplace_back("device.memory=1");
-    try {
-      (void)train(cell, tight, {}, world_);
-      throw std::logic_error("a budget of one byte was accepted");
-    } catch (const Error& error) {
-      const std::string text = error.what();
-      const auto works = text.find("smallest that works is");
-      if (works == std::string::npos) throw;
-      list.push_back(fmt::format("device.memory={}", std::stoull(text.substr(text.find('(', works) + 1))));
-    }
+    list.push_back(fmt::format("device.memory={}", runs_.smallest_budget(cell.model, settings(cell, list))));
     return list;
   }
 
@@ -280,8 +201,7 @@ class Matrix {
   }
 
   comm::World& world_;
-  std::unique_ptr<TempFolder> folder_;
-  std::string path_;
+  RankRuns runs_;
   std::map<std::string, Outcome> references_;
   std::uint64_t plan_ = 0;
   std::set<std::uint64_t> plans_;
