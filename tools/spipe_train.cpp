@@ -66,6 +66,11 @@ class Console : public exec::RunListener {
     m.clip = record.clip;
     m.loss_scale = record.loss_scale;
     m.skipped_steps = record.skipped_steps;
+    m.skipped_for = record.skipped_for;
+    if (record.spike.judged) {
+      m.loss_z = record.spike.loss_z;
+      m.norm_z = record.spike.norm_z;
+    }
     m.tokens_per_s = static_cast<double>(window_tokens_) / window_seconds_;
     m.step_seconds = window_seconds_ / static_cast<double>(window_steps_);
     m.h2d_bytes_per_s = static_cast<double>(window_h2d_) / window_seconds_;
@@ -92,6 +97,8 @@ class Console : public exec::RunListener {
     report::StepMetrics m = last_;
     m.step = step;
     m.eval_loss = loss;
+    m.skipped_for.clear();  // the step has a line of its own
+    m.loss_z = m.norm_z = std::nullopt;
     metrics_->write(m);
   }
 

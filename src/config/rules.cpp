@@ -91,6 +91,15 @@ void check_loss_scale(const Config& config, const Place& place) {
   }
 }
 
+void check_spikes(const Config& config, const Place& place) {
+  const TrainConfig& train = config.train;
+  if (train.spike_warmup > train.spike_window) {
+    throw Error(
+        named("train.spike_warmup", train.spike_warmup) + " is more than " + named("train.spike_window", train.spike_window),
+        place("train.spike_warmup"), "no step would ever be called a spike: use at most the window");
+  }
+}
+
 void check_evaluation(const Config& config, const Place& place) {
   if (!config.data.eval.empty()) return;
   for (const auto& [key, value] :
@@ -129,6 +138,7 @@ void check_rules(const Config& config, const Place& place) {
   check_batch(config, place);
   check_schedule(config, place);
   check_loss_scale(config, place);
+  check_spikes(config, place);
   check_evaluation(config, place);
   check_pace(config, place);
 }

@@ -120,6 +120,20 @@ void add_loss_scale(std::vector<Key>& table) {
                              {"max_loss_scale"}));
 }
 
+void add_spikes(std::vector<Key>& table) {
+  table.push_back(named_also(
+      number(
+          "train.skip_spikes", SPIPE_FIELD(train.skip_spikes), at_least(0),
+          "Standard deviations above the recent mean from which on a loss or gradient norm is a spike, and the step is skipped "
+          "(6 is usual); 0: never."),
+      {"skip_update_lossz", "skip_update_gradz", "sigma_factor", "spike_threshold"}));
+  table.push_back(named_also(integer("train.spike_window", SPIPE_FIELD(train.spike_window), between(2, 65536),
+                                     "Steps that a spike is measured against."),
+                             {"rolling_interval_length"}));
+  table.push_back(integer("train.spike_warmup", SPIPE_FIELD(train.spike_warmup), between(2, 65536),
+                          "Steps that must be known before one is called a spike; at most train.spike_window."));
+}
+
 void add_optimizer(std::vector<Key>& table) {
   table.push_back(text_choice("optimizer.type", SPIPE_FIELD(optimizer.type), {"adamw"},
                               {{"adam", "sgd", "lion", "adafactor", "muon"}, "use adamw"}, "The update rule."));
@@ -226,6 +240,7 @@ std::vector<Key> make_table() {
   add_model_and_data(table);
   add_batch_and_train(table);
   add_loss_scale(table);
+  add_spikes(table);
   add_optimizer(table);
   add_parallel_and_device(table);
   add_checkpoint_and_log(table);

@@ -37,6 +37,9 @@ config::NumericsBlock make_numerics(const RunSetup& setup, const device::DeviceI
   } else if (s.scales()) {
     add("train.loss_scale", fmt::format("{}", s.initial));
   }
+  if (const optim::SpikeGuard& s = setup.spikes; s.on()) {
+    add("train.skip_spikes", fmt::format("{:.17g} of {} after {}", s.threshold, s.window, s.warmup));
+  }
   add("train.steps", fmt::format("{}", c.train.steps));
   add("dropout", fmt::format("{:.17g} {:.17g} {:.17g}", a.dropout_embedding, a.dropout_attention_out, a.dropout_mlp_out));
   add("optimizer.type", c.optimizer.type);

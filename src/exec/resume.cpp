@@ -34,6 +34,7 @@ std::string trainer_json(const TrainerState& state, const RunSetup& setup) {
                            {"good_steps", state.scaler.good_steps},
                            {"hysteresis_left", state.scaler.hysteresis_left}};
   }
+  if (setup.spikes.on()) json["spike_history"] = {{"losses", state.spikes.losses()}, {"norms", state.spikes.norms()}};
   json["data_cursor"] = {{"next_step", state.step}, {"fingerprint", hash_text(state.data_fingerprint)}};
   nlohmann::ordered_json numerics = nlohmann::ordered_json::object();
   for (const auto& [key, value] : setup.numerics.values) numerics[key] = value;
@@ -65,6 +66,10 @@ TrainerState parse_trainer_json(const std::string& text, const std::string& wher
                       scaler.at("hysteresis_left").get<std::int64_t>()};
       if (!optim::is_loss_scale(state.scaler.scale)) throw std::range_error("the loss scale is not a power of two");
       state.has_scaler = true;
+    }
+    if (json.contains("spike_history")) {
+      const auto& history = json.at("spike_history");
+      state.spikes = {history.at("losses").get<std::vector<double>>(), history.at("norms").get<std::vector<double>>()};
     }
     state.data_fingerprint = std::stoull(json.at("data_cursor").at("fingerprint").get<std::string>(), nullptr, 16);
     state.numerics = json.at("numerics").get<std::map<std::string, std::string>>();

@@ -18,6 +18,7 @@ struct TrainerState {
   std::uint64_t skips_in_a_row = 0;
   optim::ScalerState scaler;  // of the next step
   bool has_scaler = false;    // the checkpoint knew one
+  optim::SpikeHistory spikes;
   std::uint64_t data_fingerprint = 0;
   std::map<std::string, std::string> numerics;
   std::vector<std::string> changes;  // differences permitted at earlier resumes

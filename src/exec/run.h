@@ -43,6 +43,7 @@ class Run {
   void finish_step();
   void record_step(const StepRequest& request, const StepResult& result);
   [[nodiscard]] std::string find_nonfinite(StepRequest request, const StepResult& result);
+  void report_spike(std::uint64_t step, const Verdict& verdict) const;
   void report_nonfinite(const StepRequest& request, const StepResult& result);
   [[nodiscard]] Error nonfinite_error(const std::string& finding) const;
   [[nodiscard]] bool may_begin_early(std::uint64_t steps_done) const;

@@ -193,6 +193,7 @@ RunSetup prepare_run(const config::Config& config, const device::DeviceInfo& inf
   setup.lr = make_lr(config);
   setup.hyper = {config.optimizer.beta1, config.optimizer.beta2, config.optimizer.eps, config.optimizer.weight_decay};
   setup.loss_scaling = make_loss_scaling(config);
+  setup.spikes = {config.train.skip_spikes, config.train.spike_window, config.train.spike_warmup};
   setup.numerics = make_numerics(setup, info);
 
   setup.job.barrier_between_steps = setup.job.barrier_between_steps || waits_for_updates(config.optimizer);

@@ -306,6 +306,7 @@ void Run::allocate() {
   machine_.hyper = setup_.hyper;
   machine_.grad_clip = setup_.config.train.grad_clip;
   machine_.loss_scaling = setup_.loss_scaling;
+  machine_.spikes = setup_.spikes;
   machine_.seed = setup_.config.train.seed;
   machine_.gradient_faults = options_.gradient_faults;
   machine_.observers = options_.observers;
@@ -365,6 +366,7 @@ void Run::load_start() {
     }
   }
   state_.data_fingerprint = train_data_->fingerprint();
+  state_.spikes.trim(setup_.spikes);
   if (!state_.has_scaler || !setup_.loss_scaling.dynamic) state_.scaler = optim::first_state(setup_.loss_scaling);
   if (world_.local_rank() == 0) {
     for (int s = 0; s < setup_.shape.store_unit_count(); ++s) store_->set_version(s, state_.updates);

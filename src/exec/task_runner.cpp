@@ -85,6 +85,16 @@ optim::ScalerState TaskRunner::scaler(const Step& step) const {
   return step.chained ? verdict(step.run - 1).next_scaler : step.request.scaler;
 }
 
+optim::SpikeScore TaskRunner::judge(const Verdict& made, const Step& step) const {
+  if (!machine_.spikes.on() || !made.counts()) return {};
+  optim::SpikeHistory history = step.request.spikes;
+  if (step.chained) {
+    const Verdict& before = verdict(step.run - 1);
+    if (before.counts()) history.add(machine_.spikes, before.loss(), before.norm.norm);
+  }
+  return history.judge(machine_.spikes, made.loss(), made.norm.norm);
+}
+
 void TaskRunner::check_version(const Task& task, int unit, const Step& step) const {
   SPIPE_CHECK(machine_.store->version(unit) == version(step),
               fmt::format("task {} ({}) reads version {} of {}, the step needs {}", task.id, plan::task_kind_name(task.kind),
@@ -259,7 +269,9 @@ void TaskRunner::decide(const BoundTask& bound, Step& step) {
   const bool halted_before = step.chained && verdict(step.run - 1).halted;
   const bool avoidable = made.overflow() && !optim::at_minimum(machine_.loss_scaling, made.scaler);
   made.halted = halted_before || (step.request.stop_on_nonfinite && !made.finite() && !avoidable);
-  made.updated = made.finite() && step.request.targets > 0 && !step.request.diagnose && !halted_before;
+  made.targets = step.request.targets;
+  made.spike = judge(made, step);
+  made.updated = made.counts() && !made.spike.spike() && !step.request.diagnose;
   if (made.updated) made.clip = optim::clip_factor(made.norm.norm, machine_.grad_clip);
   const bool tells = step.request.targets > 0 && std::isfinite(made.loss_sum) && !halted_before;
   made.next_scaler = tells ? optim::after_step(machine_.loss_scaling, made.scaler, made.overflow()) : made.scaler;

@@ -37,6 +37,7 @@ class TaskRunner {
   }
   [[nodiscard]] std::uint64_t version(const Step& step) const;
   [[nodiscard]] optim::ScalerState scaler(const Step& step) const;
+  [[nodiscard]] optim::SpikeScore judge(const Verdict& made, const Step& step) const;
   void check_version(const plan::Task& task, int unit, const Step& step) const;
   void fetch(const plan::Task& task, BoundTask& bound, const Step& step);
   void compute(const plan::Task& task, BoundTask& bound, Step& step, StreamHandle* handle);

@@ -48,6 +48,7 @@ StepRequest Run::request_of(std::uint64_t step) const {
   request.version = state_.updates;
   request.lr = [this](std::uint64_t updates) { return setup_.lr.at(static_cast<std::int64_t>(updates)); };
   request.scaler = state_.scaler;
+  request.spikes = state_.spikes;
   // The first few skipped steps are looked into, which needs the state they began with.
   request.stop_on_nonfinite = setup_.config.train.nonfinite == "stop" || replays_ < kMostReplays;
   return request;
@@ -71,6 +72,7 @@ void Run::finish_step() {
   if (result.nonfinite_master) {
     throw nonfinite_error(fmt::format("a parameter became infinite in the update of step {}", request.step + 1));
   }
+  if (leads() && result.verdict.spike.spike()) report_spike(request.step + 1, result.verdict);
   if (leads() && request.targets == 0) log_warning(fmt::format("step {} has no targets: no update", request.step + 1));
   summary_.taken_back += result.taken_back;
   record_step(request, result);
@@ -129,10 +131,36 @@ void Run::report_nonfinite(const StepRequest& request, const StepResult& result)
   if (leads()) log_warning(fmt::format("step {} skipped: non-finite {}{}, first in {}", step, what, scaled, first));
 }
 
+void Run::report_spike(std::uint64_t step, const Verdict& verdict) const {
+  const auto text = [](const char* what, double value, double z) {
+    return fmt::format("{} {:.4g} is {:.1f} standard deviations above the recent mean", what, value, z);
+  };
+  std::string found;
+  if (verdict.spike.loss) found = text("loss", verdict.loss(), verdict.spike.loss_z);
+  if (verdict.spike.norm) {
+    found += (found.empty() ? "" : ", ") + text("gradient norm", verdict.norm.norm, verdict.spike.norm_z);
+  }
+  log_warning(fmt::format("step {} skipped: spike: {} (train.skip_spikes {:g})", step, found, setup_.spikes.threshold));
+}
+
+namespace {
+
+const char* why_skipped(const Verdict& verdict, std::uint64_t targets) {
+  if (verdict.updated) return "";
+  if (targets == 0) return "no targets";
+  if (verdict.spike.spike()) return "spike";
+  return verdict.overflow() ? "overflow" : "non-finite";
+}
+
+}  // namespace
+
 void Run::record_step(const StepRequest& request, const StepResult& result) {
   const Verdict& verdict = result.verdict;
   StepRecord record;
   record.skipped = !verdict.updated;
+  record.skipped_for = why_skipped(verdict, request.targets);
+  record.spike = verdict.spike;
+  if (verdict.counts()) state_.spikes.add(setup_.spikes, verdict.loss(), verdict.norm.norm);
   state_.step = request.step + 1;
   state_.tokens += request.targets;
   state_.updates = verdict.version_before + (verdict.updated ? 1 : 0);
@@ -142,7 +170,7 @@ void Run::record_step(const StepRequest& request, const StepResult& result) {
   if (setup_.loss_scaling.scales()) record.loss_scale = verdict.scaler.scale;
   record.step = state_.step;
   record.tokens = state_.tokens;
-  record.loss = request.targets == 0 ? 0 : verdict.loss_sum / static_cast<double>(request.targets);
+  record.loss = verdict.loss();
   record.grad_norm = verdict.norm.norm;
   record.lr = request.lr(verdict.version_before);
   record.clip = verdict.clip;

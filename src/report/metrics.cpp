@@ -49,6 +49,15 @@ std::string line_of(const StepMetrics& metrics) {
   json["h2d_bytes_per_s"] = number(metrics.h2d_bytes_per_s);
   json["d2h_bytes_per_s"] = number(metrics.d2h_bytes_per_s);
   json["skipped_steps"] = metrics.skipped_steps;
+  if (!metrics.skipped_for.empty()) {
+    json["skipped"] = metrics.skipped_for;
+  }
+  if (metrics.loss_z) {
+    json["loss_z"] = number(*metrics.loss_z);
+  }
+  if (metrics.norm_z) {
+    json["norm_z"] = number(*metrics.norm_z);
+  }
   if (metrics.eval_loss) {
     json["eval_loss"] = number(*metrics.eval_loss);
   }

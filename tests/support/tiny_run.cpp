@@ -81,6 +81,7 @@ class Recorder : public exec::RunListener {
     result_.losses.push_back(record.loss);
     result_.norms.push_back(record.grad_norm);
     result_.skipped.push_back(record.skipped);
+    result_.skipped_for.push_back(record.skipped_for);
     if (record.loss_scale) result_.scales.push_back(*record.loss_scale);
   }
 

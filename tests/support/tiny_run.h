@@ -42,6 +42,7 @@ struct TinyResult {
   exec::RunSummary summary;
   std::vector<double> losses, norms;  // by step of this run
   std::vector<bool> skipped;
+  std::vector<std::string> skipped_for;
   std::vector<double> scales;                // loss scales, of a run that has them
   std::map<std::string, std::string> files;  // content of the last checkpoint's safetensors files, by name
   std::uint64_t device_bytes = 0, fetched = 0;

@@ -54,6 +54,8 @@ struct TrainConfig {
   std::int64_t head_chunk = 0;     // rows of logits at a time; 0: auto
   std::string nonfinite = "stop";  // stop | skip
   std::int64_t max_skips = 100;    // in a row; 0: any number
+  double skip_spikes = 0;          // z-score; 0: off
+  std::int64_t spike_window = 128, spike_warmup = 64;
   LossScaleConfig loss_scale;
 };
 struct LrScheduleConfig {

@@ -59,6 +59,7 @@ struct Machine {
   optim::AdamW hyper;
   double grad_clip = 0;
   optim::LossScaling loss_scaling;
+  optim::SpikeGuard spikes;
   std::uint64_t seed = 0;
   std::vector<plan::TaskObserver*> observers;
   std::span<const GradientFault> gradient_faults;
@@ -74,6 +75,7 @@ struct StepRequest {
   std::uint64_t version =
       0;  // committed updates every unit must have seen; of a step begun on a running one: that one's result
   optim::ScalerState scaler;                        // likewise
+  optim::SpikeHistory spikes;                       // of all steps that have ended; of one still running it is added
   std::function<double(std::uint64_t updates)> lr;  // rate of the update after so many
   // After a step that is not finite the steps already begun change nothing (unless a smaller loss scale may help: that step is
   // skipped and they go on).

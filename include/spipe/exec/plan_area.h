@@ -11,6 +11,7 @@
 #include "spipe/comm/region.h"
 #include "spipe/optim/loss_scaling.h"
 #include "spipe/optim/optim.h"
+#include "spipe/optim/spikes.h"
 #include "spipe/plan/plan.h"
 
 namespace spipe::exec {
@@ -21,11 +22,16 @@ struct Verdict {
   optim::GradientNorm norm;  // unscaled
   double clip = 1;
   optim::ScalerState scaler, next_scaler;  // what this step was scaled with, and what the next one is
-  bool updated = false;                    // false: skipped, nothing changed
+  std::uint64_t targets = 0;               // of the step
+  optim::SpikeScore spike;
+  bool updated = false;              // false: skipped, nothing changed
   bool halted = false;               // this or an earlier step was not finite, and the run is to stop then: no update any more
   std::uint32_t asked = 0;           // what signals asked of a rank (SignalRequest)
   std::uint64_t version_before = 0;  // committed updates that this step reads
   [[nodiscard]] bool finite() const;
+  [[nodiscard]] double loss() const { return targets == 0 ? 0 : loss_sum / static_cast<double>(targets); }
+  // Whether the step takes part in what later ones are measured against.
+  [[nodiscard]] bool counts() const { return finite() && targets > 0 && !halted; }
   // The gradient overflowed and the loss did not: what a smaller loss scale may avoid.
   [[nodiscard]] bool overflow() const;
 };

@@ -12,6 +12,7 @@
 #include "spipe/model/shape.h"
 #include "spipe/optim/loss_scaling.h"
 #include "spipe/optim/optim.h"
+#include "spipe/optim/spikes.h"
 #include "spipe/plan/fit.h"
 #include "spipe/plan/fit_ranks.h"
 #include "spipe/plan/hardware.h"
@@ -64,6 +65,7 @@ struct RunSetup {
   optim::LrSchedule lr;
   optim::AdamW hyper;
   optim::LossScaling loss_scaling;
+  optim::SpikeGuard spikes;
   config::NumericsBlock numerics;
   [[nodiscard]] std::uint64_t arena_bytes() const { return fit.arena_bytes; }
   // Whether the schedule is one of several ranks (also when there is only one).

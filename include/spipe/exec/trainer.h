@@ -23,6 +23,8 @@ struct StepRecord {
   double loss = 0, grad_norm = 0, lr = 0, clip = 1;
   std::optional<double> loss_scale;  // of this step, where there is one
   bool skipped = false;
+  std::string skipped_for;  // overflow | non-finite | spike | no targets; empty where not skipped
+  optim::SpikeScore spike;
   std::uint64_t skipped_steps = 0;  // of the run so far
   double seconds = 0;               // of this step, evaluation and saving excluded
   std::uint64_t step_tokens = 0;

@@ -26,6 +26,8 @@ struct StepMetrics {
   std::optional<double> peak_fraction;  // model FLOP/s over measured matmul FLOP/s
   double h2d_bytes_per_s = 0, d2h_bytes_per_s = 0;
   std::uint64_t skipped_steps = 0;
+  std::string skipped_for;               // why this step was skipped; empty where it was not
+  std::optional<double> loss_z, norm_z;  // of a step that train.skip_spikes has judged
   double clip = 1;
   std::optional<double> loss_scale;
   std::optional<double> eval_loss;

@@ -225,6 +225,11 @@ TEST_CASE("what is planned but not built is known, and refused by name") {
 }
 
 TEST_CASE("loss scales are powers of two in order") {
+  CHECK(message_of(kSmallest, {"train.spike_warmup=200"}) ==
+        "--set: train.spike_warmup 200 is more than train.spike_window 128; no step would ever be called a spike: use at most "
+        "the window");
+  CHECK(refused_set("train.skip_spikes=-1").starts_with("--set: 'train.skip_spikes' must be >= 0"));
+  CHECK(refused_set("train.spike_window=1").starts_with("--set: 'train.spike_window' must be 2.."));
   CHECK(refused_set("train.loss_scale=1000") ==
         "--set: 'train.loss_scale' must be a power of two, not 1000; the nearest below is 512");
   CHECK(refused_set("train.loss_scale=on") ==

@@ -72,6 +72,22 @@ TEST_CASE("every step is one line of JSON that is there as soon as it is written
   CHECK_THAT(read_text(folder / "metrics.jsonl"), Contains("\"loss\":0.333333333,"));
 }
 
+TEST_CASE("a skipped step says why, with the scores of the spike guard") {
+  const TemporaryFolder folder;
+  MetricsWriter writer(folder / "metrics.jsonl", 0);
+  writer.write(step_metrics(1));
+  StepMetrics metrics = step_metrics(2);
+  metrics.skipped_for = "spike";
+  metrics.loss_z = -0.5;
+  metrics.norm_z = 7.25;
+  writer.write(metrics);
+  const auto lines = lines_of(folder / "metrics.jsonl");
+  for (const char* key : {"skipped", "loss_z", "norm_z"}) CHECK_FALSE(lines[0].contains(key));
+  CHECK(lines[1].at("skipped") == "spike");
+  CHECK(lines[1].at("loss_z") == -0.5);
+  CHECK(lines[1].at("norm_z") == 7.25);
+}
+
 TEST_CASE("optional values appear when they are known") {
   const TemporaryFolder folder;
   MetricsWriter writer(folder / "metrics.jsonl", 0);
