@@ -15,12 +15,45 @@
 
 namespace spipe::tools {
 
+namespace {
+
+bool decays(const model::Parameter& p, std::span<const optim::ParameterGroup> groups) {
+  return optim::rule_of(p, groups, p.decay ? 1 : 0).weight_decay > 0 && !optim::is_frozen(p, groups);
+}
+
+// A row for every parameter group, and one for what is in none.
+std::vector<std::pair<std::string, std::string>> group_rows(const exec::RunSetup& setup) {
+  const auto& groups = setup.hyper.groups;
+  if (groups.empty()) return {};
+  std::vector<std::uint64_t> tensors(groups.size() + 1), elements(groups.size() + 1);
+  for (const model::StoreUnit& unit : setup.shape.store_units) {
+    for (const model::Parameter& p : unit.parameters) {
+      const std::size_t at = p.group < 0 ? groups.size() : static_cast<std::size_t>(p.group);
+      ++tensors[at];
+      elements[at] += p.elements();
+    }
+  }
+  std::vector<std::pair<std::string, std::string>> rows;
+  for (std::size_t i = 0; i <= groups.size(); ++i) {
+    const std::string of = fmt::format("{} in {} tensors", format_count(static_cast<double>(elements[i])), tensors[i]);
+    if (i == groups.size()) {
+      rows.emplace_back("no group", of);
+    } else {
+      rows.emplace_back(fmt::format("group {}", i),
+                        fmt::format("{} ('{}'): {}", of, groups[i].pattern, optim::settings_text(groups[i])));
+    }
+  }
+  return rows;
+}
+
+}  // namespace
+
 std::string model_table(const exec::RunSetup& setup) {
   const model::Architecture& a = setup.architecture;
   std::uint64_t decayed = 0, plain = 0, tensors = 0;
   for (const model::StoreUnit& unit : setup.shape.store_units) {
     for (const model::Parameter& p : unit.parameters) {
-      (p.decay ? decayed : plain) += p.elements();
+      (decays(p, setup.hyper.groups) ? decayed : plain) += p.elements();
       ++tensors;
     }
   }
@@ -30,6 +63,7 @@ std::string model_table(const exec::RunSetup& setup) {
   const auto row = [&rows](std::string key, std::string value) { rows.push_back({std::move(key), std::move(value)}); };
   row("parameters", fmt::format("{} in {} tensors ({} with weight decay, {} without)", format_count(double(decayed + plain)),
                                 tensors, format_count(double(decayed)), format_count(double(plain))));
+  for (const auto& [name, text] : group_rows(setup)) row(name, text);
   row("shape", fmt::format("{} layers, hidden {}, {} heads ({} KV) of {}, ffn {}, vocabulary {}{}", a.layers, a.hidden_size,
                            a.heads, a.kv_heads, a.head_dim, a.ffn_size, a.vocab_size, a.tied_embeddings ? ", tied" : ""));
   row("step", fmt::format("{} sequences of {} = {} tokens, as {} micro-batches of {}", c.batch.global, c.data.seq_len,

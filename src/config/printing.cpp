@@ -28,7 +28,7 @@ constexpr int kCommentColumn = 48;
 
 bool is_plain(const std::string& text) {
   constexpr std::string_view kFirst = "_./";
-  constexpr std::string_view kLater = "_./*?@%+=~-";
+  constexpr std::string_view kLater = "_./*@%+=~-";
   const auto letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9'); };
   if (text.empty() || (!letter(text[0]) && kFirst.find(text[0]) == std::string_view::npos)) return false;
   if (!std::ranges::all_of(text, [&](char c) { return letter(c) || kLater.find(c) != std::string_view::npos; })) return false;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "group_key.h"
 #include "key_makers.h"
 
 namespace spipe::config {
@@ -147,6 +148,7 @@ void add_optimizer(std::vector<Key>& table) {
   table.push_back(named_also(number("optimizer.weight_decay", SPIPE_FIELD(optimizer.weight_decay), at_least(0),
                                     "Decoupled weight decay of matrices (embeddings included); vectors have none."),
                              {"wd"}));
+  table.push_back(groups_key());
   // "wsd" is read as wsd_linear; the first name of a value is the one printed.
   std::vector<Choice<std::string>> schedules;
   for (const char* name : {"constant", "linear", "cosine", "inverse_sqrt", "wsd_linear", "wsd_sqrt"})

@@ -47,6 +47,11 @@ config::NumericsBlock make_numerics(const RunSetup& setup, const device::DeviceI
   add("optimizer.betas", fmt::format("{:.17g} {:.17g}", c.optimizer.beta1, c.optimizer.beta2));
   add("optimizer.eps", fmt::format("{:.17g}", c.optimizer.eps));
   add("optimizer.weight_decay", fmt::format("{:.17g}", c.optimizer.weight_decay));
+  std::string groups;
+  for (const optim::ParameterGroup& g : setup.hyper.groups) {
+    groups += fmt::format("{}{} {}", groups.empty() ? "" : "; ", g.pattern, optim::settings_text(g));
+  }
+  if (!groups.empty()) add("optimizer.groups", groups);
   add("optimizer.schedule", fmt::format("{} warmup {} final {:.17g} decay {}", c.optimizer.schedule.type,
                                         c.optimizer.schedule.warmup, c.optimizer.schedule.final, c.optimizer.schedule.decay));
   add("backend", info.backend);

@@ -186,12 +186,17 @@ RunSetup prepare_run(const config::Config& config, const device::DeviceInfo& inf
     batch.head_chunk = model::default_head_chunk(setup.architecture, config.batch.micro * config.data.seq_len);
   }
   setup.shape = model::make_shape(setup.architecture, batch, compute);
+  std::vector<optim::ParameterGroup> groups;
+  for (const config::ParameterGroupConfig& g : config.optimizer.groups) {
+    groups.push_back({g.pattern, g.weight_decay, g.lr_scale, g.frozen});
+  }
+  optim::assign_groups(setup.shape, groups, config.file.string());
   setup.format = store::store_format(compute);
   setup.layout = store::make_store_layout(setup.shape, setup.format);
   setup.micro_batches = narrow<int>(config.batch.global / config.batch.micro);
   check_plan_size(setup);
   setup.lr = make_lr(config);
-  setup.hyper = {config.optimizer.beta1, config.optimizer.beta2, config.optimizer.eps, config.optimizer.weight_decay};
+  setup.hyper = {config.optimizer.beta1, config.optimizer.beta2, config.optimizer.eps, config.optimizer.weight_decay, groups};
   setup.loss_scaling = make_loss_scaling(config);
   setup.spikes = {config.train.skip_spikes, config.train.spike_window, config.train.spike_warmup};
   setup.numerics = make_numerics(setup, info);

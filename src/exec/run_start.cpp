@@ -373,6 +373,10 @@ void Run::load_start() {
   }
   summary_.first_step = state_.step;
   world_.barrier();
+  if (!setup_.hyper.groups.empty()) {  // once every value is there, and before anything is updated
+    if (world_.local_rank() == 0) optim::copy_frozen(*store_, setup_.shape, setup_.hyper.groups);
+    world_.barrier();
+  }
   fill_residents(setup_.fit.train, machine_);
 }
 

@@ -158,6 +158,7 @@ void TaskRunner::offload(const Task& task, const BoundTask& bound, Step& step, S
   inject_faults(task, bound, step);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const model::Parameter& p = parameters[i];
+    if (optim::is_frozen(p, machine_.hyper.groups)) continue;  // its block sums stay zero
     FinishGradientArgs finish;
     finish.a = bound.gradients[0] + p.offset;
     finish.b = bound.gradients.size() > 1 ? bound.gradients[1] + p.offset : nullptr;

@@ -94,7 +94,11 @@ void UnitUpdates::load(const Task& task) const {
   const StoreFormat& format = machine_.store->format();
   const Range r = range(task);
   const bool stays = resident(task.unit);
-  const auto here = [&](Plane plane) { return plane == Plane::grad || (!stays && is_state(format, plane)); };
+  // The update writes the compute copy of what it updates; that of frozen parameters goes back as it came.
+  const bool keeps = optim::has_frozen(unit(task.unit), machine_.hyper.groups);
+  const auto here = [&](Plane plane) {
+    return plane == Plane::grad || (!stays && is_state(format, plane)) || (keeps && plane == Plane::compute);
+  };
   const auto has = [&](Plane plane) { return plane == Plane::compute || here(plane); };
   for (const Plane plane : kPlanes) {
     if (!here(plane)) continue;

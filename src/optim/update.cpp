@@ -1,6 +1,7 @@
 // The update of a store unit: AdamW over its planes, one pass over memory.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "spipe/base/error.h"
 #include "spipe/optim/optim.h"
@@ -8,8 +9,9 @@
 namespace spipe::optim {
 namespace {
 
-// Everything that does not depend on the tensor, in double, rounded to float once.
-AdamWArgs make_args(const AdamW& hyper, const UpdateScalars& scalars) {
+// The scalars of an update, in double, rounded to float once.
+AdamWArgs make_args(const AdamW& hyper, const UpdateScalars& scalars, const ParameterRule& rule) {
+  const double lr = scalars.lr * rule.lr_scale;
   const auto t = static_cast<double>(scalars.t);
   AdamWArgs args;
   args.grad_scale = static_cast<float>(scalars.grad_scale);
@@ -19,7 +21,8 @@ AdamWArgs make_args(const AdamW& hyper, const UpdateScalars& scalars) {
   args.one_minus_beta2 = static_cast<float>(1 - hyper.beta2);
   args.inv_sqrt_bias2 = static_cast<float>(1 / std::sqrt(1 - std::pow(hyper.beta2, t)));
   args.eps = static_cast<float>(hyper.eps);
-  args.step_size = static_cast<float>(scalars.lr / (1 - std::pow(hyper.beta1, t)));
+  args.step_size = static_cast<float>(lr / (1 - std::pow(hyper.beta1, t)));
+  args.decay = static_cast<float>(1 - lr * rule.weight_decay);
   SPIPE_CHECK(args.eps > 0, "eps is positive in fp32 (a zero moment divides by it)");
   return args;
 }
@@ -59,7 +62,7 @@ UnitPlanes planes_of(const store::Store& store, int unit, int slot) {
   return planes;
 }
 
-// Neighbours with the same decay are updated in one call, so that small tensors cost no call of their own. This walks over the
+// Neighbours with the same rule are updated in one call, so that small tensors cost no call of their own. This walks over the
 // padding between them, which stays zero: gradient, moments and master are zero there, and so are m', v' and p' = fma(-s, 0 /
 // eps, 0). Ops::adamw works in fixed blocks on all threads of its pool; elements do not depend on each other, so neither the
 // grouping nor where a piece ends changes bits.
@@ -67,22 +70,39 @@ void update_elements(Ops& ops, const model::StoreUnit& unit, const UnitPlanes& f
                      std::uint64_t end, const AdamW& hyper, const UpdateScalars& scalars, std::uint32_t* nonfinite_master) {
   SPIPE_CHECK(scalars.t >= 1, "the first update has t = 1");
   SPIPE_CHECK(begin <= end && end <= unit.elements, "elements of the unit are updated");
-  AdamWArgs args = make_args(hyper, scalars);
-  args.nonfinite_master = nonfinite_master;
-  const auto decayed = static_cast<float>(1 - scalars.lr * hyper.weight_decay);
   const auto& parameters = unit.parameters;
+  const auto rule = [&](std::size_t i) { return rule_of(parameters[i], hyper.groups, hyper.weight_decay); };
   for (std::size_t first = 0; first < parameters.size();) {
+    const ParameterRule own = rule(first);
     std::size_t last = first;
-    while (last + 1 < parameters.size() && parameters[last + 1].decay == parameters[first].decay) {
-      ++last;
-    }
-    args.decay = parameters[first].decay ? decayed : 1.0F;
+    while (last + 1 < parameters.size() && rule(last + 1) == own) ++last;
     // To the next group, so that what lies between is written out of place as well.
     const std::uint64_t run_end = last + 1 < parameters.size() ? parameters[last + 1].offset : unit.elements;
     SPIPE_CHECK(parameters[first].offset < run_end, "parameters lie in their slab in ascending order");
     const std::uint64_t run_begin = std::max(parameters[first].offset, begin);
-    if (run_begin < std::min(run_end, end)) update_run(ops, from, to, args, run_begin, std::min(run_end, end));
+    if (!own.frozen && run_begin < std::min(run_end, end)) {
+      AdamWArgs args = make_args(hyper, scalars, own);
+      args.nonfinite_master = nonfinite_master;
+      update_run(ops, from, to, args, run_begin, std::min(run_end, end));
+    }
     first = last + 1;
+  }
+}
+
+void copy_frozen(store::Store& store, const model::ModelShape& shape, std::span<const ParameterGroup> groups) {
+  using store::Plane;
+  for (int s = 0; s < shape.store_unit_count(); ++s) {
+    if (!store.has(s) || store.layout().slots(s) != 2) continue;
+    const int slot = store.slot(s);
+    for (const model::Parameter& parameter : shape.store_units[static_cast<std::size_t>(s)].parameters) {
+      if (!is_frozen(parameter, groups)) continue;
+      for (const Plane plane : {Plane::compute, Plane::master, Plane::m, Plane::v}) {
+        if (!store.format().has(plane)) continue;
+        const auto first = static_cast<std::int64_t>(parameter.offset);
+        const Ptr from = offset(store.slab(s, plane, slot), first), to = offset(store.slab(s, plane, 1 - slot), first);
+        std::memcpy(to.data, from.data, parameter.elements() * dtype_size(from.dtype));
+      }
+    }
   }
 }
 

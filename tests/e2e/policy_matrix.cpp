@@ -1,9 +1,9 @@
 // Policy invariance: `policy_matrix cover|full [STEPS]` under mpirun trains a tiny model for 200 steps in every cell of
 // {precision} x {policy} x {placement} x {schedule} x {budget} x {course} with the ranks and hosts it was started with, and
 // compares losses, norms, clipping, loss scales, evaluations and the final state with a plain synchronous run of one resident
-// rank, bit for bit. Clipping bites on many of the steps, three of them overflow, one is a spike, evaluation comes every
-// seventh; a course may stop with updates on their way and go on, also with another policy. Prints a table; ends with 0 when
-// all of it held.
+// rank, bit for bit. Clipping bites on many of the steps, three of them overflow, one is a spike, bf16 has parameter groups,
+// evaluation comes every seventh; a course may stop with updates on their way and go on, also with another policy. Prints a
+// table; ends with 0 when all of it held.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -82,6 +82,11 @@ class Matrix {
                                      "train.spike_window=30",
                                      "train.spike_warmup=15"};
     if (model == "fp16") list.insert(list.end(), {"train.loss_scale_hysteresis=1", "train.loss_scale_window=20"});
+    if (model == "bf16") {
+      list.emplace_back(
+          "optimizer.groups=[{pattern: \"model.layers.3.*\", frozen: true}, {pattern: \"*.up_proj.*\", frozen: true}, "
+          "{pattern: \"*.o_proj.weight\", lr_scale: 0.5, weight_decay: 0}, {pattern: \"*norm*\", weight_decay: 0.2}]");
+    }
     return list;
   }
 

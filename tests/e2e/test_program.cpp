@@ -81,6 +81,9 @@ TEST_CASE("the user's mistakes: one line on stderr, code 2, nothing written") {
       {{"batch.micro=4"}, "4"},
       {{"optimizer.policy=overlapp"}, "overlap"},
       {{"device.isa=mmx"}, "mmx"},
+      {{"optimizer.groups=[{pattern: \"model.layer.*.mlp.up_proj.weight\", weight_decay: 0}]"},
+       "matches no parameter; did you mean 'model.layers.*.mlp.up_proj.weight'?"},
+      {{"optimizer.groups=[{pattern: \"*\", frozen: true}]"}, "freezes every parameter"},
       {{"batch.global=1000000000"}, "too large to plan"},
   };
   for (const auto& [settings, expected] : mistakes) {

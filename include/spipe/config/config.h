@@ -64,11 +64,18 @@ struct LrScheduleConfig {
   double final = 0.1;
   std::int64_t decay = 0;  // wsd
 };
+struct ParameterGroupConfig {
+  std::string pattern;
+  std::optional<double> weight_decay;
+  double lr_scale = 1;
+  bool frozen = false;
+};
 struct OptimizerConfig {
   std::string type = "adamw";
   double lr = 3e-4;
   double beta1 = 0.9, beta2 = 0.95;  // betas: [0.9, 0.95]
   double eps = 1e-8, weight_decay = 0.1;
+  std::vector<ParameterGroupConfig> groups;
   LrScheduleConfig schedule;
   std::string policy = "auto";     // auto | sync | overlap | deferred | hybrid
   double speculate = 0.5;          // hybrid: fraction of the parameters

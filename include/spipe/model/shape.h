@@ -22,6 +22,7 @@ struct Parameter {
   Shape shape;
   std::uint64_t offset = 0;  // elements from the start of the unit's slab
   bool decay = false;        // weight decay applies (ndim >= 2)
+  int group = -1;            // of the run's parameter groups (optim/groups.h); -1: none
   [[nodiscard]] std::uint64_t elements() const { return shape.elements(); }
 };
 

@@ -10,6 +10,7 @@
 #include "kernels/ops.h"
 #include "spipe/base/thread_pool.h"
 #include "spipe/model/shape.h"
+#include "spipe/optim/groups.h"
 #include "spipe/store/store.h"
 
 namespace spipe::optim {
@@ -30,6 +31,7 @@ struct LrSchedule {
 
 struct AdamW {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
+  std::vector<ParameterGroup> groups;
 };
 
 // clip = min(1, c / (norm + 1e-6)) in double; c <= 0 means no clipping (1).
@@ -92,12 +94,16 @@ struct UnitPlanes {
 
 // Elements [begin, end) of a unit: state and gradient are read from `from`, state (and the compute copy, where `to` has a
 // separate one) is written to `to`; the same planes, or planes that do not overlap. The bits do not depend on how a unit is cut
-// or on where it lies. Padding between parameters that lies in the range is zero in every plane, and stays so.
+// or on where it lies. Padding between parameters that lies in the range is zero in every plane, and stays so. Of frozen
+// parameters nothing is written: `to` holds their values already (copy_frozen).
 void update_elements(Ops& ops, const model::StoreUnit& unit, const UnitPlanes& from, const UnitPlanes& to, std::uint64_t begin,
                      std::uint64_t end, const AdamW& hyper, const UpdateScalars& scalars, std::uint32_t* nonfinite_master);
 
+// Frozen parameters from the current slot of their unit to the other one, for units that have two.
+void copy_frozen(store::Store& store, const model::ModelShape& shape, std::span<const ParameterGroup> groups);
+
 // One pass over a store unit in place: every parameter in fixed 64 Ki-element blocks, on all threads of host_ops' pool.
-// Neighbours of equal decay share a call, with the padding between them (zero in every plane, and it stays zero).
+// Neighbours of equal settings share a call, with the padding between them (zero in every plane, and it stays zero).
 void update_unit(Ops& host_ops, const model::StoreUnit& unit, store::Store& store, int unit_index, const AdamW& hyper,
                  const UpdateScalars& scalars, std::uint32_t* nonfinite_master);
 

@@ -41,6 +41,26 @@ TEST_CASE("the smallest config takes every default") {
   CHECK(config.train.recompute == Switch::automatic);
 }
 
+TEST_CASE("parameter groups are read in order and printed as they were read") {
+  const Config c = parse(kSmallest + R"(
+optimizer:
+  groups:
+    - {pattern: "*.bias", weight_decay: 0}
+    - pattern: "model.layers.?.mlp.*"
+      lr_scale: 0.25
+      weight_decay: 0.5
+    - {pattern: lm_head.weight, frozen: true}
+)");
+  const auto& groups = c.optimizer.groups;
+  REQUIRE(groups.size() == 3);
+  CHECK((groups[0].pattern == "*.bias" && groups[0].weight_decay == 0 && groups[0].lr_scale == 1 && !groups[0].frozen));
+  CHECK((groups[1].pattern == "model.layers.?.mlp.*" && groups[1].weight_decay == 0.5 && groups[1].lr_scale == 0.25));
+  CHECK((groups[2].pattern == "lm_head.weight" && !groups[2].weight_decay && groups[2].frozen));
+  CHECK(values_of(parse(resolved_text(c))) == values_of(c));
+  CHECK(values_of(parse(kSmallest)).find("groups: []") != std::string::npos);
+  CHECK(parse(resolved_text(c), {"optimizer.groups=[]"}).optimizer.groups.empty());
+}
+
 TEST_CASE("every key reaches its field") {
   const Config c = parse(R"(
 model: {hf: some/folder, init: from_scratch, initialization: fan_in, dropout: 0.25}

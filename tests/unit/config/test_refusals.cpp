@@ -121,7 +121,8 @@ TEST_CASE("an override by --set is checked like the file") {
   CHECK(refused_set("data.train=[a").starts_with("--set: not valid YAML: "));
   CHECK(refused_set("optimizer={lr: 1, lr: 2}") == "--set: key 'lr' is given twice, first on line 1; remove one of them");
   CHECK(refused_set("optimizer=3") ==
-        "--set: 'optimizer' must be a map of keys, not '3'; its keys are type, lr, betas, eps, weight_decay, schedule, policy, "
+        "--set: 'optimizer' must be a map of keys, not '3'; its keys are type, lr, betas, eps, weight_decay, groups, schedule, "
+        "policy, "
         "speculate, placement");
 }
 
@@ -230,6 +231,17 @@ TEST_CASE("loss scales are powers of two in order") {
         "the window");
   CHECK(refused_set("train.skip_spikes=-1").starts_with("--set: 'train.skip_spikes' must be >= 0"));
   CHECK(refused_set("train.spike_window=1").starts_with("--set: 'train.spike_window' must be 2.."));
+  CHECK(refused_set("optimizer.groups=decay") ==
+        "--set: 'optimizer.groups' must be a list of maps, not 'decay'; write it as [{pattern: \"*.bias\", weight_decay: "
+        "0}]");
+  CHECK(refused_set("optimizer.groups=[{weight_decay: 0}]") ==
+        "--set: 'optimizer.groups[0]' has no pattern; name tensors, as in pattern: \"*.bias\"");
+  CHECK(refused_set("optimizer.groups=[{pattern: a}, {pattern: b, weight_decai: 0}]") ==
+        "--set: unknown key 'optimizer.groups[1].weight_decai'; did you mean 'weight_decay'?");
+  CHECK(refused_set("optimizer.groups=[{pattern: a, lr_scale: 0}]") ==
+        "--set: 'optimizer.groups[0].lr_scale' must be > 0, not 0");
+  CHECK(refused_set("optimizer.groups=[{pattern: a, frozen: true, weight_decay: 0}]") ==
+        "--set: 'optimizer.groups[0]' is frozen, so it has no weight_decay or lr_scale; remove them, or frozen");
   CHECK(refused_set("train.loss_scale=1000") ==
         "--set: 'train.loss_scale' must be a power of two, not 1000; the nearest below is 512");
   CHECK(refused_set("train.loss_scale=on") ==
