@@ -61,6 +61,10 @@ plan::Hardware hardware_of(const RunSetup& setup, const device::DeviceRates& rat
   return hardware;
 }
 
+// On a CPU device updates and passes share cores, which the simulator's machine does not have: nothing is gained by moving
+// updates about. A paced one is a machine of its own.
+bool simulates(const config::Config& config, bool arena_on_host) { return !arena_on_host || !config.device.pace.empty(); }
+
 void verify_or_fail(const plan::Plan& plan, const model::ModelShape& shape, const plan::Limits& limits) {
   if (const auto violation = plan::verify(plan, shape, limits)) {
     throw InternalError("verified plan", violation->message, __FILE__, __LINE__);
@@ -80,6 +84,7 @@ void fit_one_rank(RunSetup& setup, const device::DeviceRates& rates, bool arena_
   request.host_bytes = setup.host_limit;
   request.store_bytes = setup.layout.bytes;
   request.splits = wanted_splits(config.optimizer);
+  request.split_space = split_space(config.optimizer, simulates(config, arena_on_host));
   request.shadow_bytes_of_unit = shadow_bytes_of_units(setup);
   request.piece_elements = plan::default_piece_elements(setup.shape);
   request.barrier_between_steps = setup.job.barrier_between_steps;
@@ -92,6 +97,7 @@ void fit_one_rank(RunSetup& setup, const device::DeviceRates& rates, bool arena_
   request.matmul_flops = known(rates.matmul_flops, request.matmul_flops);
   request.link_bytes = known(rates.h2d_bytes, request.link_bytes);
   setup.hardware = hardware_of(setup, rates);
+  request.hardware = setup.hardware;
   const auto with_saves = [&request](const plan::Plan& train) {
     plan::ScheduleOptions options = train.options;
     options.save = true;
@@ -140,6 +146,7 @@ void fit_pipeline(RunSetup& setup, const device::DeviceRates& rates, bool arena_
   request.input.separate_master = setup.format.separate_master;
   request.input.piece_elements = plan::default_piece_elements(setup.shape);
   request.splits = wanted_splits(config.optimizer);
+  request.split_space = split_space(config.optimizer, simulates(config, arena_on_host));
   request.shadow_bytes_of_unit = shadow_bytes_of_units(setup);
   setup.hardware = hardware_of(setup, rates);
   request.hardware = setup.hardware;

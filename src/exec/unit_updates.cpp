@@ -122,6 +122,7 @@ optim::UnitPlanes UnitUpdates::planes_on_device(const Task& task) const {
     return piece(task) + offset_of(format, r.end - r.begin, plane, has) - r.begin * dtype_size(format.dtype(plane));
   };
   optim::UnitPlanes planes;
+  planes.separate_master = format.separate_master;
   planes.grad = {plane_at(Plane::grad), format.grad};
   planes.compute = {plane_at(Plane::compute), format.compute};
   planes.m = reinterpret_cast<float*>(plane_at(Plane::m));

@@ -27,6 +27,11 @@ std::vector<plan::UpdateSplit> wanted_splits(const config::OptimizerConfig& opti
   return splits;
 }
 
+plan::SplitSpace split_space(const config::OptimizerConfig& optimizer, bool simulates) {
+  const bool places = simulates && optimizer.placement == "auto";
+  return {.speculate = simulates && optimizer.policy == "auto", .device = places, .resident = places};
+}
+
 std::vector<std::uint64_t> shadow_bytes_of_units(const RunSetup& setup) {
   std::vector<std::uint64_t> bytes;
   for (const model::StoreUnit& unit : setup.shape.store_units) bytes.push_back(store::unit_shadow_bytes(unit, setup.format));

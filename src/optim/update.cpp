@@ -39,8 +39,7 @@ void update_run(Ops& ops, const UnitPlanes& from, const UnitPlanes& to, AdamWArg
     args.from_m = from.m + first;
     args.from_v = from.v + first;
   }
-  const bool separate = to.compute.data != static_cast<void*>(to.master);
-  args.compute_copy = separate ? offset(to.compute, first) : Ptr{};
+  args.compute_copy = to.separate_master ? offset(to.compute, first) : Ptr{};
   args.elements = static_cast<std::int64_t>(end - begin);
   ops.adamw(nullptr, args);
 }
@@ -56,9 +55,10 @@ UnitPlanes planes_of(const store::Store& store, int unit, int slot) {
   SPIPE_CHECK(m.dtype == DType::f32 && v.dtype == DType::f32, "this update keeps fp32 moments");
   planes.m = static_cast<float*>(m.data);
   planes.v = static_cast<float*>(v.data);
-  const bool separate = store.format().separate_master;
-  SPIPE_CHECK(separate || planes.compute.dtype == DType::f32, "a store without a master plane computes in fp32");
-  planes.master = static_cast<float*>(separate ? store.slab(unit, Plane::master, slot).data : planes.compute.data);
+  planes.separate_master = store.format().separate_master;
+  SPIPE_CHECK(planes.separate_master || planes.compute.dtype == DType::f32, "a store without a master plane computes in fp32");
+  planes.master =
+      static_cast<float*>(planes.separate_master ? store.slab(unit, Plane::master, slot).data : planes.compute.data);
   return planes;
 }
 

@@ -154,4 +154,27 @@ StageSeconds stage_flops(const Assignment& assignment, const ModelShape& shape) 
   };
 }
 
+std::vector<int> homes_of(const Assignment& training, const ScheduleOptions& options, const model::ModelShape& shape) {
+  std::vector<int> homes(static_cast<std::size_t>(shape.store_unit_count()), -1);
+  const int ranks = options.ranks / options.replicas;
+  for (int s = 0; s < shape.store_unit_count(); ++s) {
+    if (shape.store_units[static_cast<std::size_t>(s)].elements == 0) continue;
+    for (const int source : shape.gradient_sources(s)) {
+      const auto stage = std::find_if(training.backward.begin(), training.backward.end(),
+                                      [&](const Stage& own) { return own.begin <= source && source < own.end; });
+      SPIPE_CHECK(stage != training.backward.end(), "every unit has a backward stage");
+      homes[static_cast<std::size_t>(s)] = s % options.replicas * ranks + stage->rank;
+    }
+  }
+  return homes;
+}
+
+std::vector<int> unit_homes(const std::string& schedule, const PipelineInput& input) {
+  PipelineInput training = input;
+  training.evaluate = false;
+  const Schedule& named = schedule_named(schedule);
+  const ScheduleOptions options = resolve(named, training);
+  return homes_of(assign(named, options, *input.shape), options, *input.shape);
+}
+
 }  // namespace spipe::plan

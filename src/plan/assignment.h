@@ -67,6 +67,9 @@ struct Producer {
 // Options with complete cuts and nothing that has no effect; throws Error when the schedule cannot do what is asked.
 [[nodiscard]] ScheduleOptions resolve(const Schedule& schedule, const PipelineInput& input);
 [[nodiscard]] Assignment assign(const Schedule& schedule, const ScheduleOptions& options, const model::ModelShape& shape);
+// Per store unit the rank (of all) that runs its last contributing backward; replicas take turns. -1: no elements.
+[[nodiscard]] std::vector<int> homes_of(const Assignment& training, const ScheduleOptions& options,
+                                        const model::ModelShape& shape);
 // One past the last unit of the forward stages.
 [[nodiscard]] int forward_end(const ScheduleOptions& options, const model::ModelShape& shape);
 // The micro-batches of a replica, ascending.

@@ -32,10 +32,11 @@ std::pair<std::size_t, bool> Pipeline::place_in_group(int m) const {
 void Pipeline::list_sums() {
   PipelineInput input = input_;
   input.evaluate = false;
-  const Assignment training = assign(schedule_, resolve(schedule_, input), shape_);
+  const ScheduleOptions options = resolve(schedule_, input);
+  const Assignment training = assign(schedule_, options, shape_);
+  homes_ = homes_of(training, options, shape_);
   const int ranks = options_.ranks / options_.replicas;
   const auto stores = static_cast<std::size_t>(shape_.store_unit_count());
-  homes_.assign(stores, -1);
   sums_.resize(stores);
   sums_left_.assign(stores, 0);
   for (std::size_t s = 0; s < stores; ++s) {
@@ -51,7 +52,6 @@ void Pipeline::list_sums() {
       sum.collector = number % options_.replicas * ranks + stage->rank;
       sum.stage = static_cast<int>(stage - training.backward.begin());
       sum.parts.resize(groups_.size());
-      homes_[s] = sum.collector;
       sums_[s].push_back(std::move(sum));
       ++sums_left_[s];
     }

@@ -102,7 +102,7 @@ void Updates::emit_on_device(int s) {
   for (std::uint16_t i = 0; i < pieces; ++i) {
     const bool resident = way(s).placement == Placement::resident;
     const std::uint64_t each = resident ? bytes_.grad + bytes_.compute : bytes_.grad + bytes_.slot();
-    Piece piece{.unit = s, .number = i, .last = i + 1 == pieces};
+    Piece piece{.unit = s, .number = i};
     piece.buffer = builder_.buffer({.kind = BufferKind::state_piece,
                                     .rank = narrow<std::uint16_t>(rank),
                                     .unit = s,

@@ -38,7 +38,6 @@ class Updates {
     int unit = 0;
     std::uint16_t number = 0;
     std::uint32_t buffer = kNone;
-    bool last = false;
   };
   void emit(int store_unit);
   void emit_on_cpu(int store_unit);

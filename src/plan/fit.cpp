@@ -11,12 +11,14 @@
 #include "spipe/base/checked.h"
 #include "spipe/base/error.h"
 #include "spipe/base/units.h"
+#include "spipe/plan/simulator.h"
 
 namespace spipe::plan {
 
 namespace {
 
 constexpr std::uint64_t kUnlimited = UINT64_MAX;
+constexpr int kMostSplits = 64;  // that are tried
 
 struct Need {
   std::uint64_t device = kUnlimited, arena = 0, parking = 0;  // arena: with the state that stays on the device
@@ -332,10 +334,37 @@ std::uint64_t shadow_bytes(const std::vector<UpdateWay>& ways, const std::vector
   return bytes;
 }
 
+namespace {
+
+// The same plan with the split that the simulator finds fastest.
+FitResult improve(const FitRequest& request, FitResult plain) {
+  FitRequest narrow = request;
+  const ScheduleOptions& chosen = plain.train.options;
+  narrow.recompute = chosen.recompute;
+  narrow.park = chosen.park;
+  if (chosen.residency == Residency::streamed) {
+    narrow.forward_stages = static_cast<int>(chosen.forward_cuts.size());
+    narrow.backward_stages = static_cast<int>(chosen.backward_cuts.size());
+  }
+  const UpdateSplit best = best_split(request.split_space, plain.split, kMostSplits, [&](const UpdateSplit& split) {
+    const auto found = Fit(narrow, split).run();
+    if (!found) return std::numeric_limits<double>::infinity();
+    return simulate(found->train, *request.input.shape, request.hardware).step_seconds;
+  });
+  if (best == plain.split) return plain;
+  FitResult result = std::move(*Fit(narrow, best).run());
+  result.reason = std::move(plain.reason);
+  return result;
+}
+
+}  // namespace
+
 FitResult fit(const FitRequest& request) {
   check_request(request);
   for (const UpdateSplit& split : request.splits) {
-    if (auto result = Fit(request, split).run()) return std::move(*result);
+    auto result = Fit(request, split).run();
+    if (!result) continue;
+    return request.split_space.is_free() ? improve(request, std::move(*result)) : std::move(*result);
   }
   Fit(request, smallest(request).split).refuse();
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 
 #include "assignment.h"
 #include "memory.h"
@@ -16,6 +17,9 @@
 namespace spipe::plan {
 
 namespace {
+
+constexpr std::size_t kImproved = 4;  // trials whose splits are improved: the fastest without
+constexpr int kMostSplits = 64;       // tried for each
 
 struct Need {
   std::uint64_t device = 0, host = 0;  // of the fullest rank and host
@@ -69,10 +73,12 @@ class RankFitter {
   struct Contender {
     Trial trial;
     std::size_t thrift = 0;
+    std::optional<Trial> plain;  // before its split was improved
   };
   [[nodiscard]] Plans search();
   [[nodiscard]] Plans take(const RankChoice& choice);
   void settle(Contender& contender);
+  void improve(Contender& contender) const;
   [[nodiscard]] std::optional<Plans> confirm(Contender& contender);
   [[nodiscard]] Plans make_plans(const std::string& schedule, const PipelineInput& training) const;
   [[nodiscard]] Need need_of(const Plans& plans) const;
@@ -83,6 +89,7 @@ class RankFitter {
     return request_.device_bytes == 0 || need.device <= request_.device_bytes;
   }
   [[nodiscard]] bool fits_host(const Need& need) const { return need.host <= request_.host_bytes; }
+  [[nodiscard]] bool fits(const Need& need) const { return fits_device(need) && fits_host(need); }
   bool refused(Trial& trial, const Need& need);
   template <typename Cost, typename Allowed>
   [[nodiscard]] std::uint64_t least(const Cost& cost, const Allowed& allowed) const;
@@ -95,10 +102,18 @@ class RankFitter {
   std::optional<Error> rule_;  // the first of a schedule that something broke
 };
 
+void note(const Simulation& simulation, Trial& trial) {
+  trial.step_seconds = simulation.step_seconds;
+  trial.bubble = simulation.bubble;
+  trial.exposed_optimizer_seconds = simulation.exposed_optimizer_seconds;
+}
+
 // The plain split is left out: a plan without anything special says nothing of it.
 void set_split(Trial& trial, const UpdateSplit& split) {
   trial.split = split;
-  trial.input.updates = split == UpdateSplit{} ? std::vector<UpdateWay>{} : update_ways(*trial.input.shape, split);
+  trial.input.updates.clear();
+  if (split == UpdateSplit{}) return;
+  trial.input.updates = update_ways(*trial.input.shape, split, unit_homes(trial.schedule, trial.input));
 }
 
 Plans RankFitter::make_plans(const std::string& schedule, const PipelineInput& training) const {
@@ -187,12 +202,35 @@ void RankFitter::settle(Contender& contender) {
     if (refused(trial, bound_of(plan))) continue;
     complete(plan, shape, request_.input.grad_dtype_size);
     if (refused(trial, need_of(plan))) continue;
-    const Simulation simulation = simulate(plan, shape, request_.hardware);
-    trial.step_seconds = simulation.step_seconds;
-    trial.bubble = simulation.bubble;
-    trial.exposed_optimizer_seconds = simulation.exposed_optimizer_seconds;
+    note(simulate(plan, shape, request_.hardware), trial);
     return;
   }
+}
+
+// Lets more units speculate, or moves updates, where the simulator says that this makes a step faster.
+void RankFitter::improve(Contender& contender) const {
+  const model::ModelShape& shape = *request_.input.shape;
+  const Trial plain = contender.trial;
+  const auto attempt = [&](const UpdateSplit& split) -> std::optional<Trial> {
+    Trial trial = plain;
+    set_split(trial, split);
+    Plan plan = emit_pipeline(schedule_named(trial.schedule), trial.input);
+    if (!fits(bound_of(plan))) return std::nullopt;
+    complete(plan, shape, request_.input.grad_dtype_size);
+    const Need need = need_of(plan);
+    if (!fits(need)) return std::nullopt;
+    trial.device_bytes = need.device;
+    trial.host_bytes = need.host;
+    note(simulate(plan, shape, request_.hardware), trial);
+    return trial;
+  };
+  const UpdateSplit best = best_split(request_.split_space, plain.split, kMostSplits, [&](const UpdateSplit& split) {
+    const auto trial = attempt(split);
+    return trial ? trial->step_seconds : std::numeric_limits<double>::infinity();
+  });
+  if (best == plain.split) return;
+  contender.plain = plain;
+  contender.trial = *attempt(best);
 }
 
 // All plans of the job, if they fit together.
@@ -200,6 +238,11 @@ std::optional<Plans> RankFitter::confirm(Contender& contender) {
   Trial& trial = contender.trial;
   Plans plans = make_plans(trial.schedule, trial.input);
   if (!refused(trial, need_of(plans))) return plans;
+  if (contender.plain) {
+    trial = *contender.plain;
+    contender.plain.reset();
+    return std::nullopt;
+  }
   ++contender.thrift;
   settle(contender);
   return std::nullopt;
@@ -264,6 +307,13 @@ Plans RankFitter::search() {
   for (Trial& trial : list.trials) {
     contenders.push_back({std::move(trial)});
     if (contenders.back().trial.refused.empty()) settle(contenders.back());
+  }
+  if (request_.split_space.is_free()) {
+    std::stable_sort(contenders.begin(), contenders.end(),
+                     [](const Contender& a, const Contender& b) { return faster(a.trial, b.trial); });
+    for (std::size_t i = 0; i < std::min(kImproved, contenders.size()); ++i) {
+      if (contenders[i].trial.refused.empty()) improve(contenders[i]);
+    }
   }
   // The fastest whose other plans fit as well. They are made only of those that come first.
   std::optional<Plans> plans;

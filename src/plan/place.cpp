@@ -294,13 +294,32 @@ std::vector<Life> lives_of(const Plan& plan) {
   return lives;
 }
 
-// One memory. Constants are written once, before the first step: they stay, at the lowest
-// offsets of every plan.
+// One memory. Constants are written once, before the first step: they stay, at the lowest offsets of every plan. Pieces of
+// state on their way follow, in slots that nothing else uses: they come and go beside the passes for much longer than their
+// place in program order says, and whoever was given their bytes would wait for them.
 struct Area {
   std::vector<Life> lives;  // in order of birth, large before small
   std::vector<std::uint32_t> constants;
-  std::uint64_t constant_bytes = 0;
+  std::vector<Life> pieces;  // in order of birth, placed
+  std::uint64_t constant_bytes = 0, piece_bytes = 0;
+  [[nodiscard]] std::uint64_t fixed_bytes() const { return constant_bytes + piece_bytes; }
 };
+
+// Pieces take turns over as many slots as are alive at once, each as large as the largest.
+void place_pieces(Area& area) {
+  std::uint64_t largest = 0;
+  for (const Life& piece : area.pieces) largest = std::max(largest, piece.bytes);
+  std::vector<std::uint32_t> busy_until;  // last access, by slot
+  for (Life& piece : area.pieces) {
+    const auto oldest = std::min_element(busy_until.begin(), busy_until.end());
+    const bool is_free = oldest != busy_until.end() && *oldest < piece.first;
+    const auto slot = static_cast<std::size_t>((is_free ? oldest : busy_until.end()) - busy_until.begin());
+    if (!is_free) busy_until.push_back(0);
+    busy_until[slot] = piece.last;
+    piece.offset = area.constant_bytes + slot * largest;
+  }
+  area.piece_bytes = busy_until.size() * largest;
+}
 
 Area area_of(const Plan& plan, const std::vector<Life>& all, Memory memory, int owner) {
   Area area;
@@ -312,12 +331,15 @@ Area area_of(const Plan& plan, const std::vector<Life>& all, Memory memory, int 
       area.constants.push_back(life.buffer);
       area.constant_bytes += life.bytes;
     } else {
-      area.lives.push_back(life);
+      (buffer.kind == BufferKind::state_piece ? area.pieces : area.lives).push_back(life);
     }
   }
-  std::sort(area.lives.begin(), area.lives.end(), [](const Life& a, const Life& b) {
-    return std::tuple(a.first, b.bytes, a.buffer) < std::tuple(b.first, a.bytes, b.buffer);
-  });
+  for (std::vector<Life>* list : {&area.lives, &area.pieces}) {
+    std::sort(list->begin(), list->end(), [](const Life& a, const Life& b) {
+      return std::tuple(a.first, b.bytes, a.buffer) < std::tuple(b.first, a.bytes, b.buffer);
+    });
+  }
+  place_pieces(area);
   return area;
 }
 
@@ -367,7 +389,7 @@ MemoryBound memory_bound(const Plan& plan, const model::ModelShape& shape, std::
   MemoryBound bound;
   for (int rank = 0; rank < plan.ranks; ++rank) {
     const Area device = area_of(plan, all, Memory::device, rank), parking = area_of(plan, all, Memory::parking, rank);
-    bound.arena = std::max(bound.arena, device.constant_bytes + live_bound(device.lives));
+    bound.arena = std::max(bound.arena, device.fixed_bytes() + live_bound(device.lives));
     bound.parking = std::max(bound.parking, live_bound(parking.lives));
   }
   bound.in_place = in_place_bytes_of(plan, shape, bytes_per_gradient);
@@ -386,12 +408,14 @@ void place(Plan& plan, const Lanes& lanes, std::vector<Edge>& edges) {
       plan.buffers[b].offset = offset;
       offset += plan.buffers[b].bytes;
     }
-    const std::uint64_t top = area.constant_bytes + place_lives(area.lives);
+    const std::uint64_t top = area.fixed_bytes() + place_lives(area.lives);
     for (Life& life : area.lives) {
-      life.offset += area.constant_bytes;
+      life.offset += area.fixed_bytes();
       plan.buffers[life.buffer].offset = life.offset;
     }
+    for (const Life& life : area.pieces) plan.buffers[life.buffer].offset = life.offset;
     collect_reuse(area.lives, accesses, edges);
+    collect_reuse(area.pieces, accesses, edges);
     return top;
   };
   plan.resident_bytes = place_residents(plan.buffers, plan.ranks);

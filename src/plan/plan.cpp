@@ -215,6 +215,9 @@ std::vector<MemoryUse> memory_by_kind(const Plan& plan) {
       last[b] = task.id;
     }
   }
+  // Slots of pieces are theirs all the time.
+  std::vector<std::uint64_t> pieces_begin(static_cast<std::size_t>(plan.ranks), UINT64_MAX);
+  std::vector<std::uint64_t> pieces_end(static_cast<std::size_t>(plan.ranks), 0);
   struct Event {
     std::uint32_t time = 0;
     bool begin = false;
@@ -224,6 +227,12 @@ std::vector<MemoryUse> memory_by_kind(const Plan& plan) {
   for (std::uint32_t b = 0; b < plan.buffers.size(); ++b) {
     const bool stays = plan.buffers[b].kind == BufferKind::resident_state;  // also while plans run that do not use it
     if (plan.buffers[b].place != Place::device || (first[b] == kNever && !stays)) continue;
+    if (plan.buffers[b].kind == BufferKind::state_piece) {
+      const Buffer& piece = plan.buffers[b];
+      pieces_begin[piece.rank] = std::min(pieces_begin[piece.rank], piece.offset);
+      pieces_end[piece.rank] = std::max(pieces_end[piece.rank], piece.offset + piece.bytes);
+      continue;
+    }
     const bool always = stays || plan.buffers[b].kind == BufferKind::constants;
     events.push_back({always ? 0 : first[b], true, b});
     events.push_back({always ? static_cast<std::uint32_t>(plan.tasks.size()) : last[b] + 1, false, b});
@@ -236,6 +245,11 @@ std::vector<MemoryUse> memory_by_kind(const Plan& plan) {
   const auto ranks = static_cast<std::size_t>(plan.ranks);
   std::vector<ByKind> live(ranks, ByKind{}), at_peak(ranks, ByKind{}), own_peak(ranks, ByKind{});
   std::vector<std::uint64_t> total(ranks, 0), peak(ranks, 0);
+  for (std::size_t r = 0; r < ranks; ++r) {
+    if (pieces_end[r] == 0) continue;
+    constexpr auto kPieces = static_cast<std::size_t>(BufferKind::state_piece);
+    total[r] = live[r][kPieces] = own_peak[r][kPieces] = pieces_end[r] - pieces_begin[r];
+  }
   for (const Event& event : events) {
     const Buffer& buffer = plan.buffers[event.buffer];
     const auto kind = static_cast<std::size_t>(buffer.kind);

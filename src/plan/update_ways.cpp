@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
+#include <set>
 
 #include "spipe/base/checked.h"
 #include "spipe/plan/updates.h"
@@ -38,24 +40,29 @@ void take_evenly(const model::ModelShape& shape, const std::vector<int>& list, d
 
 }  // namespace
 
-std::vector<UpdateWay> update_ways(const model::ModelShape& shape, const UpdateSplit& split) {
+std::vector<UpdateWay> update_ways(const model::ModelShape& shape, const UpdateSplit& split,
+                                   const std::vector<int>& home_of_unit) {
   std::vector<UpdateWay> ways(shape.store_units.size());
   const auto way = [&](int s) -> UpdateWay& { return ways[static_cast<std::size_t>(s)]; };
-  std::vector<int> forward;  // by first need
+  std::map<int, std::vector<int>> by_home;  // in the order of first need
+  std::set<int> listed;
   for (const model::ComputeUnit& unit : shape.units) {
     for (const int s : unit.store_units) {
-      const bool listed = std::find(forward.begin(), forward.end(), s) != forward.end();
-      if (!listed && shape.store_units[static_cast<std::size_t>(s)].elements > 0) forward.push_back(s);
+      const auto number = static_cast<std::size_t>(s);
+      if (shape.store_units[number].elements == 0 || !listed.insert(s).second) continue;
+      by_home[home_of_unit.empty() ? 0 : home_of_unit[number]].push_back(s);
     }
   }
-  take_first(shape, forward, split.resident, [&](int s) { way(s).placement = Placement::resident; });
-  // A unit's gradient is complete after the backward of the first compute unit that uses it.
-  std::vector<int> rest;
-  for (auto s = forward.rbegin(); s != forward.rend(); ++s) {
-    if (way(*s).placement != Placement::resident) rest.push_back(*s);
+  for (const auto& [home, forward] : by_home) {
+    take_first(shape, forward, split.resident, [&](int s) { way(s).placement = Placement::resident; });
+    // A unit's gradient is complete after the backward of the first compute unit that uses it.
+    std::vector<int> rest;
+    for (auto s = forward.rbegin(); s != forward.rend(); ++s) {
+      if (way(*s).placement != Placement::resident) rest.push_back(*s);
+    }
+    take_first(shape, rest, split.speculate, [&](int s) { way(s).speculate = true; });
+    take_evenly(shape, rest, split.device, [&](int s) { way(s).placement = Placement::device; });
   }
-  take_first(shape, rest, split.speculate, [&](int s) { way(s).speculate = true; });
-  take_evenly(shape, rest, split.device, [&](int s) { way(s).placement = Placement::device; });
   return ways;
 }
 
@@ -73,10 +80,10 @@ std::string split_text(const UpdateSplit& split) {
 }
 
 std::uint64_t default_piece_elements(const model::ModelShape& shape) {
-  constexpr std::uint64_t kBlock = 4096, kLeast = 1U << 16, kMost = 1U << 22;
+  constexpr std::uint64_t kBlock = 4096, kMost = 1U << 22;
   std::uint64_t largest = 0;
   for (const model::StoreUnit& unit : shape.store_units) largest = std::max(largest, unit.elements);
-  return std::clamp(round_up(largest / 8, kBlock), kLeast, kMost);
+  return std::clamp(round_up(largest / 8, kBlock), kBlock, kMost);
 }
 
 }  // namespace spipe::plan

@@ -82,13 +82,15 @@ struct UpdateScalars {
 };
 
 // Pointers to element 0 of every plane of a unit: in the store, or (shifted, so that only some elements are there) elsewhere.
-// Without a separate master the master is the compute plane.
+// Without a separate master the master is the compute plane. Which of both it is, a flag says: shifted pointers into planes of
+// different element sizes may be equal by chance.
 struct UnitPlanes {
   ConstPtr grad;
   Ptr compute;
   float* master = nullptr;
   float* m = nullptr;
   float* v = nullptr;
+  bool separate_master = false;
 };
 [[nodiscard]] UnitPlanes planes_of(const store::Store& store, int unit, int slot);
 

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "spipe/plan/builder.h"
+#include "spipe/plan/hardware.h"
+#include "spipe/plan/update_search.h"
 
 namespace spipe::plan {
 
@@ -21,6 +23,8 @@ struct FitRequest {
   // host beside store_bytes (empty: nothing).
   std::vector<UpdateSplit> splits = {{}};
   std::vector<std::uint64_t> shadow_bytes_of_unit;
+  SplitSpace split_space;  // what of the split may be changed where that makes steps faster on `hardware`
+  Hardware hardware;
   bool barrier_between_steps = false;
   std::uint64_t piece_elements = ScheduleOptions{}.piece_elements;
   bool arena_on_host = true;                           // CPU device: the arena counts against host_bytes too

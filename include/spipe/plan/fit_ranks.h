@@ -10,6 +10,7 @@
 #include "spipe/plan/hardware.h"
 #include "spipe/plan/schedules.h"
 #include "spipe/plan/search.h"
+#include "spipe/plan/update_search.h"
 
 namespace spipe::plan {
 
@@ -33,6 +34,7 @@ struct RankFitRequest {
   std::vector<std::uint64_t> store_bytes_of_unit;      // state of a store unit, on the host of its home
   std::vector<std::uint64_t> shadow_bytes_of_unit;     // of its second slot, where it has one; empty: nothing
   std::vector<UpdateSplit> splits = {{}};              // how units are updated: the first with which a trial fits
+  SplitSpace split_space;                              // what of that may be changed where it makes the fastest trials faster
   bool arena_on_host = true;                           // CPU devices: the arenas of a host's ranks count against host_bytes too
   bool evaluation = false;                             // an evaluation plan must fit as well
   // What running a plan takes of a host beside store, arenas, parking and mailboxes; empty: nothing.

@@ -42,4 +42,8 @@ struct PipelineInput {
 // is asked (the message says why) and for unknown names.
 [[nodiscard]] Plan make_schedule(const std::string& name, const PipelineInput& input);
 
+// Per store unit the rank where its gradient is collected, its state lies and its update runs; -1: no elements. Throws Error as
+// make_schedule does.
+[[nodiscard]] std::vector<int> unit_homes(const std::string& schedule, const PipelineInput& input);
+
 }  // namespace spipe::plan

@@ -30,13 +30,15 @@ struct UpdateSplit {
   bool operator==(const UpdateSplit&) const = default;
 };
 
-// The way of every store unit. Residents are those whose parameters the next step needs first. Of the others those speculate
-// whose gradients come first (their updates have most of the backward pass to hide under), and what the device updates is
-// spread evenly among the rest: processors and links work side by side.
-[[nodiscard]] std::vector<UpdateWay> update_ways(const model::ModelShape& shape, const UpdateSplit& split);
+// The way of every store unit. `home_of_unit` (empty: all at one place) says where each is updated: fractions hold at every
+// home, whose processors and links work side by side. Residents are those whose parameters the next step needs first. Of the
+// others those speculate whose gradients come first (their updates have most of the backward pass to hide under), and what the
+// device updates is spread evenly among the rest.
+[[nodiscard]] std::vector<UpdateWay> update_ways(const model::ModelShape& shape, const UpdateSplit& split,
+                                                 const std::vector<int>& home_of_unit = {});
 // "54 % speculates, 25 % on the device": for people; empty for a split without anything to say.
 [[nodiscard]] std::string split_text(const UpdateSplit& split);
-// Elements of a piece for updates on the device: an eighth of the largest unit, but 64 Ki at least and 4 Mi at most.
+// Elements of a piece for updates on the device: an eighth of the largest unit, in blocks of 4,096, 4 Mi at most.
 [[nodiscard]] std::uint64_t default_piece_elements(const model::ModelShape& shape);
 
 }  // namespace spipe::plan

@@ -200,4 +200,34 @@ TEST_CASE("a unit without tensors is updated by doing nothing, and updates count
   CHECK_THROWS_AS(update_unit(ops, shape.store_units[0], store, 0, AdamW{}, UpdateScalars{.t = 0}, &nonfinite), InternalError);
 }
 
+// Planes of the second half, back to back in one buffer: shifted to the unit's first element, the compute copy and the master
+// that begins right behind it (and twice as wide) are the same address.
+TEST_CASE("a piece far from the unit's beginning has its compute copy written, wherever its planes lie") {
+  const model::ModelShape shape = shape_of({{"w", 8192, true}});
+  const auto& unit = shape.store_units[0];
+  const std::uint64_t begin = 4096, count = unit.elements - begin;
+  store::Store store(shape, store::make_store_layout(shape, store::store_format(DType::bf16)));
+  fill(shape, store, 5, true);
+  alignas(64) std::vector<std::byte> buffer(count * (2 + 2 + 4 + 4 + 4));
+  std::byte* grad = buffer.data();
+  std::byte* compute = grad + count * 2;
+  std::byte* master = compute + count * 2;
+  std::memcpy(grad, static_cast<const std::uint16_t*>(store.slab(0, Plane::grad).data) + begin, count * 2);
+  std::memcpy(master, store.master(0) + begin, count * 4);
+  UnitPlanes planes;
+  planes.separate_master = true;
+  planes.grad = {grad - begin * 2, DType::bf16};
+  planes.compute = {compute - begin * 2, DType::bf16};
+  planes.master = reinterpret_cast<float*>(master - begin * 4);
+  planes.m = reinterpret_cast<float*>(master + count * 4 - begin * 4);
+  planes.v = reinterpret_cast<float*>(master + count * 8 - begin * 4);
+  REQUIRE(planes.compute.data == static_cast<void*>(planes.master));
+  test::ReferenceOps ops;
+  std::uint32_t nonfinite = 0;
+  update_elements(ops, unit, planes, planes, begin, unit.elements, AdamW{}, scalars_of(1), &nonfinite);
+  update_unit(ops, unit, store, 0, AdamW{}, scalars_of(1), &nonfinite);
+  CHECK(std::memcmp(compute, static_cast<const std::uint16_t*>(store.slab(0, Plane::compute).data) + begin, count * 2) == 0);
+  CHECK(std::memcmp(master, store.master(0) + begin, count * 4) == 0);
+}
+
 }  // namespace spipe::optim
