@@ -31,7 +31,7 @@ SpikeHistory eight_of(const SpikeGuard& guard) {
 
 }  // namespace
 
-TEST_CASE("a loss or a norm above the threshold is a spike; at it or far below the mean it is none") {
+TEST_CASE("a loss or a norm above the threshold is a spike, at it or far below the mean it is none") {
   const SpikeGuard guard{.threshold = 3, .window = 16, .warmup = 8};
   const SpikeHistory history = eight_of(guard);
   const SpikeScore usual = history.judge(guard, 11, 110);
@@ -54,7 +54,7 @@ TEST_CASE("no step is judged before the warm-up, nor with the guard off") {
   CHECK_FALSE(history.judge(off, 1000, 1000).judged);
 }
 
-TEST_CASE("the window holds the newest steps; a smaller one forgets the oldest") {
+TEST_CASE("the window holds the newest steps, a smaller one forgets the oldest") {
   const SpikeGuard guard{.threshold = 3, .window = 4, .warmup = 2};
   SpikeHistory history = eight_of(guard);
   CHECK(history.losses() == std::vector<double>{5, 5, 7, 9});
