@@ -54,7 +54,7 @@ bool is_frozen(const std::string& name) {
 
 }  // namespace
 
-TEST_CASE("frozen tensors keep their bits and have no moments; all others train") {
+TEST_CASE("frozen tensors keep their bits and have no moments, all others train") {
   const Trained two = fresh({kGroups, "train.steps=2", "optimizer.schedule.warmup=0"});
   const Trained six = fresh({kGroups, "train.steps=6", "optimizer.schedule.warmup=0"});
   int kept = 0, moved = 0;

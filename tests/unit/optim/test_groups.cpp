@@ -96,7 +96,7 @@ TEST_CASE("patterns: * is any characters, ? is one, the rest is itself") {
   }
 }
 
-TEST_CASE("the first group that matches wins; others stay in none") {
+TEST_CASE("the first group that matches wins, others stay in none") {
   model::ModelShape shape = shape_of(kLayer);
   const std::vector<ParameterGroup> groups = {{"*.bias", 0.0, 1, false}, {"*.mlp.*", {}, 0.5, false}};
   assign_groups(shape, groups, "run.yaml");
