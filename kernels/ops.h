@@ -284,6 +284,47 @@ struct AdamWArgs {
         step_size = 0;
 };
 
+// The update rules, on a run of elements in one pass; p is the parameter, g = float(grad) * grad_scale, every line rounds as
+// written (fma once), all scalars in double on the host and rounded to float once. Decoupled decay: p1 = p * decay. L2 decay:
+// d = fma(l2, p, g) (l2 = weight_decay; 0 for undecayed tensors).
+//   adamw          as AdamWArgs, bit for bit
+//   adam           m' and v' as AdamW's, of d instead of g; p' as AdamW's with p1 = p
+//   sgd            m' = fma(beta1, m, d)    p' = fma(-step_size, m', p)                      (beta1 = momentum, step_size = lr)
+//   sgd_nesterov   m' = fma(beta1, m, d)    p' = fma(-step_size, fma(beta1, m', d), p)
+//   lion           c = fma(beta1, m, (1-beta1) * g)    p' = fma(-step_size, sign(c), p1)     (sign of 0 and of NaN: 0)
+//                  m' = fma(beta2, m, (1-beta2) * g)
+// Kingma and Ba 2015; Loshchilov and Hutter 2019; Sutskever et al. 2013; Chen et al. 2023, algorithm 2.
+enum class UpdateRule : std::uint8_t { adamw, adam, sgd, sgd_nesterov, lion };
+[[nodiscard]] inline bool has_second_moment(UpdateRule rule) { return rule == UpdateRule::adamw || rule == UpdateRule::adam; }
+
+// Where the state of a run of elements lies. The parameter is in one of three forms:
+//   master fp32, no compute;
+//   master fp32 and a compute copy (bf16 half-up, fp16 nearest even), which updates write and do not read;
+//   split: compute bf16 and master u16. The fp32 bits are (compute << 16) + (master as a signed number): the copy is the master
+//   rounded half up, so that the low half says by sign in which direction. Lossless but for the low bits of a NaN.
+struct UpdatePlanes {
+  Ptr compute{};
+  Ptr master{};
+  Ptr m{}, v{};  // fp32 or bf16, both alike; v only where the rule has a second moment
+};
+
+// State is read from `from` and written to `to`: the same planes, or planes that do not overlap.
+// bf16 moments are rounded at random when they are stored (the update uses them unrounded): upper half of bits + r, with r the
+// low 16 bits of h(i) for m and the high ones for v. h(i) = mix((first_element + i mod 2^32) xor moment_key), where mix is x ^=
+// x >> 16; x *= 0x7feb352d; x ^= x >> 15; x *= 0x846ca68b; x ^= x >> 16 (C. Wellons' lowbias32). The chance to go up is the
+// fraction that is cut off, so the expected value is exact; infinities stay, NaNs become quiet.
+struct UpdateArgs {
+  UpdateRule rule = UpdateRule::adamw;
+  ConstPtr grad;  // fp32, bf16 or fp16
+  UpdatePlanes from{}, to{};
+  std::uint32_t* nonfinite_master = nullptr;  // set to 1 when a finite master rounds to an infinite compute copy
+  std::int64_t elements = 0;
+  std::uint64_t first_element = 0;  // number of element 0 within its store unit
+  std::uint32_t moment_key = 0;     // differs from unit to unit and from update to update
+  float grad_scale = 1, beta1 = 0, one_minus_beta1 = 0, beta2 = 0, one_minus_beta2 = 0, decay = 1, l2 = 0, inv_sqrt_bias2 = 1,
+        eps = 0, step_size = 0;
+};
+
 class Ops {
  public:
   virtual ~Ops() = default;
@@ -308,7 +349,8 @@ class Ops {
   virtual void convert(StreamHandle* stream, const ConvertArgs& args) = 0;
   virtual void zero(StreamHandle* stream, const ZeroArgs& args) = 0;
   virtual void finish_gradient(StreamHandle* stream, const FinishGradientArgs& args) = 0;
-  virtual void adamw(StreamHandle* stream, const AdamWArgs& args) = 0;
+  virtual void adamw(StreamHandle* stream, const AdamWArgs& args) = 0;  // plain AdamW: fp32 master and moments
+  virtual void update(StreamHandle* stream, const UpdateArgs& args) = 0;
 };
 
 }  // namespace spipe

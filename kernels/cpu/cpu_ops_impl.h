@@ -72,6 +72,7 @@ class CpuOps final : public Ops {
   // cpu_ops_update.cpp
   void finish_gradient(StreamHandle* stream, const FinishGradientArgs& args) override;
   void adamw(StreamHandle* stream, const AdamWArgs& args) override;
+  void update(StreamHandle* stream, const UpdateArgs& args) override;
 
  private:
   // Runs f(first, count, worker) over blocks of `block` elements of [0, elements).

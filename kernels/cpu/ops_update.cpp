@@ -48,86 +48,137 @@ double finish_gradient(const float* a, const float* b, void* dst, DType type, st
   return result;
 }
 
-struct NoCopy {};
 // Smallest magnitude that rounds to infinity.
-SPIPE_INLINE float overflow_of(Bf16) { return 0x1.ffp127f; }
-SPIPE_INLINE float overflow_of(Half) { return 65520.0f; }
-SPIPE_INLINE void store_copy(Bf16* p, Vec x, std::int64_t n) {
-  if (n >= kLanes) return store_half_up(p, x);
+SPIPE_INLINE float overflow_of(DType copy) { return copy == DType::bf16 ? 0x1.ffp127f : 65520.0f; }
+
+SPIPE_INLINE Vec load_some(const void* p, DType type, std::int64_t at, std::int64_t n) {
+  if (type == DType::f32) return load_n(static_cast<const float*>(p) + at, n);
+  if (type == DType::bf16) return load_n(static_cast<const Bf16*>(p) + at, n);
+  return load_n(static_cast<const Half*>(p) + at, n);
+}
+SPIPE_INLINE void put_copy(void* p, DType type, std::int64_t at, Vec x, std::int64_t n) {
+  if (type != DType::bf16) return store_n(static_cast<Half*>(p) + at, x, n);
+  Bf16* to = static_cast<Bf16*>(p) + at;
+  if (n >= kLanes) return store_half_up(to, x);
   Bf16 all[kLanes];
   store_half_up(all, x);
-  for (std::int64_t i = 0; i < n; ++i) p[i] = all[i];
+  for (std::int64_t i = 0; i < n; ++i) to[i] = all[i];
 }
-SPIPE_INLINE void store_copy(Half* p, Vec x, std::int64_t n) { store_n(p, x, n); }
-
+SPIPE_INLINE void put_upper(void* p, std::int64_t at, IVec x, std::int64_t n) {
+  Bf16* to = static_cast<Bf16*>(p) + at;
+  if (n >= kLanes) return store_upper(to, x);
+  Bf16 all[kLanes];
+  store_upper(all, x);
+  for (std::int64_t i = 0; i < n; ++i) to[i] = all[i];
+}
 // Out of place the caches need not hold what was written, nor read it first.
-template <bool past_caches>
-SPIPE_INLINE void put(float* p, Vec x, std::int64_t n) {
-  if constexpr (past_caches) {
-    if (n >= kLanes) return store_past_caches(p, x);
-  }
-  store_n(p, x, n);
+SPIPE_INLINE void put(void* p, std::int64_t at, Vec x, std::int64_t n, bool past_caches) {
+  float* to = static_cast<float*>(p) + at;
+  if (past_caches && n >= kLanes) return store_past_caches(to, x);
+  store_n(to, x, n);
 }
 
-template <bool past_caches, typename G, typename C>
-bool adamw_typed(const AdamWArgs& args, std::int64_t first, std::int64_t count) {
-  const G* grad = static_cast<const G*>(args.grad.data) + first;
-  float* master = args.master + first;
-  float* moment = args.m + first;
-  float* variance = args.v + first;
-  const bool in_place = args.from_master == nullptr;
-  const float* old_master = in_place ? master : args.from_master + first;
-  const float* old_moment = in_place ? moment : args.from_m + first;
-  const float* old_variance = in_place ? variance : args.from_v + first;
-  const Vec grad_scale = set(args.grad_scale), beta1 = set(args.beta1), rest1 = set(args.one_minus_beta1);
-  const Vec beta2 = set(args.beta2), rest2 = set(args.one_minus_beta2), decay = set(args.decay);
-  const Vec inv_sqrt_bias2 = set(args.inv_sqrt_bias2), eps = set(args.eps), step_size = set(args.step_size);
-  bool overflow = false;
-  for (std::int64_t i = 0; i < count; i += kLanes) {
-    const std::int64_t n = count - i;
-    const Vec g = load_n(grad + i, n) * grad_scale;
-    const Vec m = fma(beta1, load_n(old_moment + i, n), rest1 * g);
-    const Vec v = fma(beta2, load_n(old_variance + i, n), rest2 * g * g);
-    const Vec denominator = sqrt(v) * inv_sqrt_bias2 + eps;
-    const Vec p = fnma(step_size, m / denominator, load_n(old_master + i, n) * decay);
-    put<past_caches>(moment + i, m, n);
-    put<past_caches>(variance + i, v, n);
-    put<past_caches>(master + i, p, n);
-    if constexpr (!__is_same(C, NoCopy)) {
-      store_copy(static_cast<C*>(args.compute_copy.data) + first + i, p, n);
-      const Vec magnitude = abs(p);
-      if (any(mask_and(less_equal(set(overflow_of(C{})), magnitude), less(magnitude, set(__builtin_inff()))))) overflow = true;
-    }
-  }
-  if constexpr (past_caches) end_of_stores();
-  return overflow;
+SPIPE_INLINE IVec constant(std::uint32_t x) { return iset(static_cast<std::int32_t>(x)); }
+// A master in two halves; see UpdatePlanes.
+SPIPE_INLINE Vec join(Vec upper, Vec lower) {
+  const IVec unsigned_low = shift_right<16>(to_bits(lower));
+  return from_bits(iadd(to_bits(upper), isub(bit_xor(unsigned_low, constant(0x8000)), constant(0x8000))));
 }
+SPIPE_INLINE IVec mix(IVec x) {
+  x = imul(bit_xor(x, shift_right<16>(x)), constant(0x7feb352d));
+  x = imul(bit_xor(x, shift_right<15>(x)), constant(0x846ca68b));
+  return bit_xor(x, shift_right<16>(x));
+}
+SPIPE_INLINE void put_random(void* p, std::int64_t at, Vec x, IVec random, std::int64_t n) {
+  const IVec bits = to_bits(x);
+  const Vec up = from_bits(iadd(bits, random)), quiet = from_bits(bit_or(bits, constant(0x400000)));
+  put_upper(p, at, to_bits(select(is_nan(x), quiet, up)), n);
+}
+SPIPE_INLINE Vec sign_of(Vec x) { return select(less(zero(), x), set(1.0f), select(less(x, zero()), set(-1.0f), zero())); }
 
-template <bool past_caches>
-bool adamw_stored(const AdamWArgs& args, std::int64_t first, std::int64_t count) {
+template <UpdateRule rule>
+bool update_by(const UpdateArgs& a, std::int64_t first, std::int64_t count, bool past_caches) {
+  constexpr bool second = rule == UpdateRule::adamw || rule == UpdateRule::adam;
+  const UpdatePlanes from = a.from, to = a.to;
+  const ConstPtr grad = a.grad;
+  const bool split = to.master.dtype == DType::u16, copies = to.compute.data != nullptr, rounds = to.m.dtype == DType::bf16;
+  const DType moment = to.m.dtype;
+  const Vec grad_scale = set(a.grad_scale), beta1 = set(a.beta1), rest1 = set(a.one_minus_beta1);
+  const Vec beta2 = set(a.beta2), rest2 = set(a.one_minus_beta2), decay = set(a.decay), l2 = set(a.l2);
+  const Vec inv_sqrt_bias2 = set(a.inv_sqrt_bias2), eps = set(a.eps), step_size = set(a.step_size);
+  const Vec too_large = set(overflow_of(to.compute.dtype)), infinity = set(__builtin_inff());
   bool overflow = false;
-  with_storage(args.grad.dtype, [&](auto g) {
-    using G = decltype(g);
-    if (args.compute_copy.data == nullptr) {
-      overflow = adamw_typed<past_caches, G, NoCopy>(args, first, count);
-    } else if (args.compute_copy.dtype == DType::bf16) {
-      overflow = adamw_typed<past_caches, G, Bf16>(args, first, count);
+  for (std::int64_t i = first; i < first + count; i += kLanes) {
+    const std::int64_t n = first + count - i;
+    const Vec g = load_some(grad.data, grad.dtype, i, n) * grad_scale;
+    const Vec old = split ? join(load_n(static_cast<const Bf16*>(from.compute.data) + i, n),
+                                 load_n(static_cast<const Bf16*>(from.master.data) + i, n))
+                          : load_n(static_cast<const float*>(from.master.data) + i, n);
+    const Vec old_m = load_some(from.m.data, moment, i, n);
+    Vec p, m, v = zero();
+    if constexpr (second) {
+      const Vec d = rule == UpdateRule::adam ? fma(l2, old, g) : g;
+      m = fma(beta1, old_m, rest1 * d);
+      v = fma(beta2, load_some(from.v.data, moment, i, n), rest2 * d * d);
+      const Vec denominator = sqrt(v) * inv_sqrt_bias2 + eps;
+      p = fnma(step_size, m / denominator, rule == UpdateRule::adam ? old : old * decay);
+    } else if constexpr (rule == UpdateRule::lion) {
+      p = fnma(step_size, sign_of(fma(beta1, old_m, rest1 * g)), old * decay);
+      m = fma(beta2, old_m, rest2 * g);
     } else {
-      overflow = adamw_typed<past_caches, G, Half>(args, first, count);
+      const Vec d = fma(l2, old, g);
+      m = fma(beta1, old_m, d);
+      p = fnma(step_size, rule == UpdateRule::sgd_nesterov ? fma(beta1, m, d) : m, old);
     }
-  });
+    if (rounds) {
+      const auto number = static_cast<std::uint32_t>(a.first_element + static_cast<std::uint64_t>(i));
+      const IVec random = mix(bit_xor(iadd(constant(number), iota()), constant(a.moment_key)));
+      put_random(to.m.data, i, m, bit_and(random, constant(0xffff)), n);
+      if constexpr (second) put_random(to.v.data, i, v, shift_right<16>(random), n);
+    } else {
+      put(to.m.data, i, m, n, past_caches);
+      if constexpr (second) put(to.v.data, i, v, n, past_caches);
+    }
+    if (split) {
+      put_upper(to.master.data, i, shift_left<16>(to_bits(p)), n);
+    } else {
+      put(to.master.data, i, p, n, past_caches);
+    }
+    if (copies) {
+      put_copy(to.compute.data, to.compute.dtype, i, p, n);
+      const Vec magnitude = abs(p);
+      if (any(mask_and(less_equal(too_large, magnitude), less(magnitude, infinity)))) overflow = true;
+    }
+  }
+  if (past_caches) end_of_stores();
   return overflow;
 }
 
-bool adamw(const AdamWArgs& args, std::int64_t first, std::int64_t count) {
-  const auto aligned = [first](const float* p) { return reinterpret_cast<std::uintptr_t>(p + first) % 64 == 0; };
-  const bool past_caches = args.from_master != nullptr && aligned(args.master) && aligned(args.m) && aligned(args.v);
-  return past_caches ? adamw_stored<true>(args, first, count) : adamw_stored<false>(args, first, count);
+bool update(const UpdateArgs& args, std::int64_t first, std::int64_t count) {
+  const auto aligned = [first](const Ptr& p) {
+    return p.dtype != DType::f32 ||
+           (reinterpret_cast<std::uintptr_t>(p.data) + 4 * static_cast<std::uintptr_t>(first)) % 64 == 0;
+  };
+  const UpdatePlanes& to = args.to;
+  const bool past_caches = args.from.master.data != to.master.data && aligned(to.master) && aligned(to.m) && aligned(to.v);
+  switch (args.rule) {
+    case UpdateRule::adamw:
+      return update_by<UpdateRule::adamw>(args, first, count, past_caches);
+    case UpdateRule::adam:
+      return update_by<UpdateRule::adam>(args, first, count, past_caches);
+    case UpdateRule::sgd:
+      return update_by<UpdateRule::sgd>(args, first, count, past_caches);
+    case UpdateRule::sgd_nesterov:
+      return update_by<UpdateRule::sgd_nesterov>(args, first, count, past_caches);
+    case UpdateRule::lion:
+      return update_by<UpdateRule::lion>(args, first, count, past_caches);
+  }
+  return false;
 }
 
 }  // namespace
 
 extern const UpdateTable update_table;
-const UpdateTable update_table = {.finish_gradient = finish_gradient, .adamw = adamw};
+const UpdateTable update_table = {.finish_gradient = finish_gradient, .update = update};
 
 }  // namespace spipe::cpu::SPIPE_ISA

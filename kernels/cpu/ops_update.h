@@ -11,7 +11,7 @@ struct UpdateTable {
   // exactly when every rounded value is (squares of finite floats cannot overflow a double).
   double (*finish_gradient)(const float* a, const float* b, void* dst, DType type, std::int64_t elements);
   // Elements [first, first + count) of args; returns whether a finite master became an infinite copy.
-  bool (*adamw)(const AdamWArgs& args, std::int64_t first, std::int64_t count);
+  bool (*update)(const UpdateArgs& args, std::int64_t first, std::int64_t count);
 };
 SPIPE_DECLARE_TABLES(UpdateTable, update_table)
 

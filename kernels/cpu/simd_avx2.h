@@ -82,6 +82,10 @@ SPIPE_INLINE void store_half_up(Bf16* p, Vec x) {
   store_eight(p, round_bf16(x.lo, _mm256_set1_epi32(0x8000)));
   store_eight(p + 8, round_bf16(x.hi, _mm256_set1_epi32(0x8000)));
 }
+SPIPE_INLINE void store_upper(Bf16* p, IVec x) {
+  store_eight(p, pack_eight(_mm256_srli_epi32(x.lo, 16)));
+  store_eight(p + 8, pack_eight(_mm256_srli_epi32(x.hi, 16)));
+}
 SPIPE_INLINE void store_tail(float* p, Vec x, int n) {
   const IVec m = tail_mask(n);
   _mm256_maskstore_ps(p, m.lo, x.lo);
@@ -144,6 +148,7 @@ SPIPE_INLINE IVec to_bits(Vec x) { return {_mm256_castps_si256(x.lo), _mm256_cas
 SPIPE_INLINE Vec from_bits(IVec x) { return {_mm256_castsi256_ps(x.lo), _mm256_castsi256_ps(x.hi)}; }
 SPIPE_INLINE Vec to_float(IVec x) { return {_mm256_cvtepi32_ps(x.lo), _mm256_cvtepi32_ps(x.hi)}; }
 SPIPE_INLINE IVec iadd(IVec a, IVec b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
+SPIPE_INLINE IVec imul(IVec a, IVec b) { return {_mm256_mullo_epi32(a.lo, b.lo), _mm256_mullo_epi32(a.hi, b.hi)}; }
 SPIPE_INLINE IVec isub(IVec a, IVec b) { return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)}; }
 SPIPE_INLINE IVec bit_and(IVec a, IVec b) { return {_mm256_and_si256(a.lo, b.lo), _mm256_and_si256(a.hi, b.hi)}; }
 SPIPE_INLINE IVec bit_or(IVec a, IVec b) { return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)}; }

@@ -53,6 +53,9 @@ SPIPE_INLINE void store(Half* p, Vec x) { _mm256_storeu_si256(reinterpret_cast<_
 SPIPE_INLINE void store_half_up(Bf16* p, Vec x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), round_bf16(x.v, _mm512_set1_epi32(0x8000)));
 }
+SPIPE_INLINE void store_upper(Bf16* p, IVec x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(x.v, 16)));
+}
 SPIPE_INLINE void store_tail(float* p, Vec x, int n) { _mm512_mask_storeu_ps(p, tail_mask(n), x.v); }
 SPIPE_INLINE void store_tail(Bf16* p, Vec x, int n) { _mm256_mask_storeu_epi16(p, tail_mask(n), round_even_bf16(x.v)); }
 SPIPE_INLINE void store_tail(Half* p, Vec x, int n) { _mm256_mask_storeu_epi16(p, tail_mask(n), round_half(x.v)); }
@@ -97,6 +100,7 @@ SPIPE_INLINE IVec to_bits(Vec x) { return {_mm512_castps_si512(x.v)}; }
 SPIPE_INLINE Vec from_bits(IVec x) { return {_mm512_castsi512_ps(x.v)}; }
 SPIPE_INLINE Vec to_float(IVec x) { return {_mm512_cvtepi32_ps(x.v)}; }
 SPIPE_INLINE IVec iadd(IVec a, IVec b) { return {_mm512_add_epi32(a.v, b.v)}; }
+SPIPE_INLINE IVec imul(IVec a, IVec b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
 SPIPE_INLINE IVec isub(IVec a, IVec b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 SPIPE_INLINE IVec bit_and(IVec a, IVec b) { return {_mm512_and_si512(a.v, b.v)}; }
 SPIPE_INLINE IVec bit_or(IVec a, IVec b) { return {_mm512_or_si512(a.v, b.v)}; }

@@ -37,6 +37,10 @@ SPIPE_INLINE Vec load_tail(const T* p, int n) {
 }
 SPIPE_INLINE void store_past_caches(float* p, Vec x) { SPIPE_EACH_LANE p[i] = x.lane[i]; }
 SPIPE_INLINE void end_of_stores() {}
+// The upper halves of the lanes as they are.
+SPIPE_INLINE void store_upper(Bf16* p, IVec x) {
+  SPIPE_EACH_LANE p[i].bits = static_cast<std::uint16_t>(static_cast<std::uint32_t>(x.lane[i]) >> 16);
+}
 template <typename T>
 SPIPE_INLINE void store(T* p, Vec x) {
   SPIPE_EACH_LANE narrow_to(p + i, x.lane[i]);
@@ -171,6 +175,11 @@ SPIPE_INLINE Vec to_float(IVec x) {
 SPIPE_INLINE IVec iadd(IVec a, IVec b) {
   SPIPE_EACH_LANE a.lane[i] =
       static_cast<std::int32_t>(static_cast<std::uint32_t>(a.lane[i]) + static_cast<std::uint32_t>(b.lane[i]));
+  return a;
+}
+SPIPE_INLINE IVec imul(IVec a, IVec b) {  // low halves of the products
+  SPIPE_EACH_LANE a.lane[i] =
+      static_cast<std::int32_t>(static_cast<std::uint32_t>(a.lane[i]) * static_cast<std::uint32_t>(b.lane[i]));
   return a;
 }
 SPIPE_INLINE IVec isub(IVec a, IVec b) {

@@ -117,6 +117,7 @@ void conform_dropout(const Backends& backends);
 void conform_simple(const Backends& backends);  // add, convert, zero
 void conform_finish_gradient(const Backends& backends);
 void conform_adamw(const Backends& backends);
+void conform_update(const Backends& backends);  // SPIPE_UPDATE_TESTS: a suite of its own, for backends that have all rules
 
 }  // namespace spipe::test
 
@@ -137,3 +138,5 @@ void conform_adamw(const Backends& backends);
   TEST_CASE(name ": add, convert, zero") { spipe::test::conform_simple(backends); }                    \
   TEST_CASE(name ": finish gradient, bit for bit") { spipe::test::conform_finish_gradient(backends); } \
   TEST_CASE(name ": AdamW, bit for bit") { spipe::test::conform_adamw(backends); }
+#define SPIPE_UPDATE_TESTS(name, backends) \
+  TEST_CASE(name ": update rules, bit for bit") { spipe::test::conform_update(backends); }

@@ -31,6 +31,7 @@ class ReferenceOps final : public Ops {
   void zero(StreamHandle* stream, const ZeroArgs& args) override;
   void finish_gradient(StreamHandle* stream, const FinishGradientArgs& args) override;
   void adamw(StreamHandle* stream, const AdamWArgs& args) override;
+  void update(StreamHandle* stream, const UpdateArgs& args) override;
 };
 
 // Element access shared with the tests: widening load, and a store that rounds a double once (nearest even).

@@ -59,5 +59,6 @@ struct Summary : Catch::TestEventListenerBase {
 CATCH_REGISTER_LISTENER(Summary)
 
 SPIPE_CONFORMANCE_TESTS("cpu", all().backends)
+SPIPE_UPDATE_TESTS("cpu", all().backends)
 
 }  // namespace spipe::test

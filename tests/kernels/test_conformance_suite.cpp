@@ -50,6 +50,7 @@ class DefectiveOps final : public Ops {
   void zero(StreamHandle*, const ZeroArgs&) override { FAIL(); }
   void finish_gradient(StreamHandle*, const FinishGradientArgs&) override { FAIL(); }
   void adamw(StreamHandle*, const AdamWArgs&) override { FAIL(); }
+  void update(StreamHandle*, const UpdateArgs&) override { FAIL(); }
 
  private:
   Defect defect_;
