@@ -96,30 +96,45 @@ SPIPE_INLINE void put_random(void* p, std::int64_t at, Vec x, IVec random, std::
 }
 SPIPE_INLINE Vec sign_of(Vec x) { return select(less(zero(), x), set(1.0f), select(less(x, zero()), set(-1.0f), zero())); }
 
-template <UpdateRule rule>
+// How gradient, parameters and moments are stored: known at compile time for the usual combinations, so that nothing is decided
+// within the loop, which keeps up with memory then.
+enum class Form : std::uint8_t { any, alone, copied, split };  // fp32 by itself; bf16 gradients and a bf16 copy; the same split
+template <Form form, bool narrow>
+struct Kinds {
+  static constexpr bool known = form != Form::any;
+  DType grad, moment, copy;
+  bool split, copies;
+  SPIPE_INLINE explicit Kinds(const UpdateArgs& a)
+      : grad(known ? (form == Form::alone ? DType::f32 : DType::bf16) : a.grad.dtype),
+        moment(known ? (narrow ? DType::bf16 : DType::f32) : a.to.m.dtype),
+        copy(known ? DType::bf16 : a.to.compute.dtype),
+        split(known ? form == Form::split : a.to.master.dtype == DType::u16),
+        copies(known ? form != Form::alone : a.to.compute.data != nullptr) {}
+};
+
+template <UpdateRule rule, Form form, bool narrow>
 bool update_by(const UpdateArgs& a, std::int64_t first, std::int64_t count, bool past_caches) {
   constexpr bool second = rule == UpdateRule::adamw || rule == UpdateRule::adam;
   const UpdatePlanes from = a.from, to = a.to;
-  const ConstPtr grad = a.grad;
-  const bool split = to.master.dtype == DType::u16, copies = to.compute.data != nullptr, rounds = to.m.dtype == DType::bf16;
-  const DType moment = to.m.dtype;
+  const Kinds<form, narrow> kinds(a);
+  const bool rounds = kinds.moment == DType::bf16;
   const Vec grad_scale = set(a.grad_scale), beta1 = set(a.beta1), rest1 = set(a.one_minus_beta1);
   const Vec beta2 = set(a.beta2), rest2 = set(a.one_minus_beta2), decay = set(a.decay), l2 = set(a.l2);
   const Vec inv_sqrt_bias2 = set(a.inv_sqrt_bias2), eps = set(a.eps), step_size = set(a.step_size);
-  const Vec too_large = set(overflow_of(to.compute.dtype)), infinity = set(__builtin_inff());
+  const Vec too_large = set(overflow_of(kinds.copy)), infinity = set(__builtin_inff());
   bool overflow = false;
   for (std::int64_t i = first; i < first + count; i += kLanes) {
     const std::int64_t n = first + count - i;
-    const Vec g = load_some(grad.data, grad.dtype, i, n) * grad_scale;
-    const Vec old = split ? join(load_n(static_cast<const Bf16*>(from.compute.data) + i, n),
-                                 load_n(static_cast<const Bf16*>(from.master.data) + i, n))
-                          : load_n(static_cast<const float*>(from.master.data) + i, n);
-    const Vec old_m = load_some(from.m.data, moment, i, n);
+    const Vec g = load_some(a.grad.data, kinds.grad, i, n) * grad_scale;
+    const Vec old = kinds.split ? join(load_n(static_cast<const Bf16*>(from.compute.data) + i, n),
+                                       load_n(static_cast<const Bf16*>(from.master.data) + i, n))
+                                : load_n(static_cast<const float*>(from.master.data) + i, n);
+    const Vec old_m = load_some(from.m.data, kinds.moment, i, n);
     Vec p, m, v = zero();
     if constexpr (second) {
       const Vec d = rule == UpdateRule::adam ? fma(l2, old, g) : g;
       m = fma(beta1, old_m, rest1 * d);
-      v = fma(beta2, load_some(from.v.data, moment, i, n), rest2 * d * d);
+      v = fma(beta2, load_some(from.v.data, kinds.moment, i, n), rest2 * d * d);
       const Vec denominator = sqrt(v) * inv_sqrt_bias2 + eps;
       p = fnma(step_size, m / denominator, rule == UpdateRule::adam ? old : old * decay);
     } else if constexpr (rule == UpdateRule::lion) {
@@ -139,19 +154,35 @@ bool update_by(const UpdateArgs& a, std::int64_t first, std::int64_t count, bool
       put(to.m.data, i, m, n, past_caches);
       if constexpr (second) put(to.v.data, i, v, n, past_caches);
     }
-    if (split) {
+    if (kinds.split) {
       put_upper(to.master.data, i, shift_left<16>(to_bits(p)), n);
     } else {
       put(to.master.data, i, p, n, past_caches);
     }
-    if (copies) {
-      put_copy(to.compute.data, to.compute.dtype, i, p, n);
+    if (kinds.copies) {
+      put_copy(to.compute.data, kinds.copy, i, p, n);
       const Vec magnitude = abs(p);
       if (any(mask_and(less_equal(too_large, magnitude), less(magnitude, infinity)))) overflow = true;
     }
   }
   if (past_caches) end_of_stores();
   return overflow;
+}
+
+template <UpdateRule rule>
+bool update_in_form(const UpdateArgs& a, std::int64_t first, std::int64_t count, bool past_caches) {
+  const bool narrow = a.to.m.dtype == DType::bf16, halves = a.grad.dtype == DType::bf16 && a.to.compute.dtype == DType::bf16;
+  if (a.to.compute.data == nullptr && a.grad.dtype == DType::f32) {
+    return narrow ? update_by<rule, Form::alone, true>(a, first, count, past_caches)
+                  : update_by<rule, Form::alone, false>(a, first, count, past_caches);
+  }
+  if (a.to.compute.data == nullptr || !halves) return update_by<rule, Form::any, false>(a, first, count, past_caches);
+  if (a.to.master.dtype == DType::u16) {
+    return narrow ? update_by<rule, Form::split, true>(a, first, count, past_caches)
+                  : update_by<rule, Form::split, false>(a, first, count, past_caches);
+  }
+  return narrow ? update_by<rule, Form::copied, true>(a, first, count, past_caches)
+                : update_by<rule, Form::copied, false>(a, first, count, past_caches);
 }
 
 bool update(const UpdateArgs& args, std::int64_t first, std::int64_t count) {
@@ -163,15 +194,15 @@ bool update(const UpdateArgs& args, std::int64_t first, std::int64_t count) {
   const bool past_caches = args.from.master.data != to.master.data && aligned(to.master) && aligned(to.m) && aligned(to.v);
   switch (args.rule) {
     case UpdateRule::adamw:
-      return update_by<UpdateRule::adamw>(args, first, count, past_caches);
+      return update_in_form<UpdateRule::adamw>(args, first, count, past_caches);
     case UpdateRule::adam:
-      return update_by<UpdateRule::adam>(args, first, count, past_caches);
+      return update_in_form<UpdateRule::adam>(args, first, count, past_caches);
     case UpdateRule::sgd:
-      return update_by<UpdateRule::sgd>(args, first, count, past_caches);
+      return update_in_form<UpdateRule::sgd>(args, first, count, past_caches);
     case UpdateRule::sgd_nesterov:
-      return update_by<UpdateRule::sgd_nesterov>(args, first, count, past_caches);
+      return update_in_form<UpdateRule::sgd_nesterov>(args, first, count, past_caches);
     case UpdateRule::lion:
-      return update_by<UpdateRule::lion>(args, first, count, past_caches);
+      return update_in_form<UpdateRule::lion>(args, first, count, past_caches);
   }
   return false;
 }
