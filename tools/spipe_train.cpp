@@ -45,6 +45,7 @@ class Console : public exec::RunListener {
     const config::Config& c = setup.config;
     log_every_ = std::max<std::int64_t>(1, c.log.every);
     total_ = static_cast<std::uint64_t>(c.train.steps);
+    unit_norms_ = c.log.unit_norms;
     flops_per_token_ = model::model_flops_per_token(setup.shape);
     peak_flops_ = rates.matmul_flops;
     if (c.log.jsonl) metrics_ = std::make_unique<report::MetricsWriter>(c.checkpoint.dir / "metrics.jsonl", resume_step);
@@ -67,6 +68,8 @@ class Console : public exec::RunListener {
     m.loss_scale = record.loss_scale;
     m.skipped_steps = record.skipped_steps;
     m.skipped_for = record.skipped_for;
+    m.taken_back = window_taken_back_ += record.taken_back;
+    if (unit_norms_) m.unit_norms = record.unit_norms;
     if (record.spike.judged) {
       m.loss_z = record.spike.loss_z;
       m.norm_z = record.spike.norm_z;
@@ -86,7 +89,7 @@ class Console : public exec::RunListener {
     if (record.step % static_cast<std::uint64_t>(log_every_) == 0 || last || record.skipped) {
       if (metrics_) metrics_->write(m);
       window_seconds_ = 0;
-      window_tokens_ = window_h2d_ = window_d2h_ = window_steps_ = 0;
+      window_tokens_ = window_h2d_ = window_d2h_ = window_steps_ = window_taken_back_ = 0;
     }
     last_ = m;
   }
@@ -99,6 +102,8 @@ class Console : public exec::RunListener {
     m.eval_loss = loss;
     m.skipped_for.clear();  // the step has a line of its own
     m.loss_z = m.norm_z = std::nullopt;
+    m.taken_back = 0;
+    m.unit_norms.clear();
     metrics_->write(m);
   }
 
@@ -115,6 +120,8 @@ class Console : public exec::RunListener {
   std::unique_ptr<report::Progress> progress_;
   report::StepMetrics last_;
   std::int64_t log_every_ = 1;
+  bool unit_norms_ = true;
+  std::uint64_t window_taken_back_ = 0;
   std::uint64_t total_ = 0, window_tokens_ = 0, window_steps_ = 0, window_h2d_ = 0, window_d2h_ = 0;
   double window_seconds_ = 0, flops_per_token_ = 0, peak_flops_ = 0;
 };

@@ -233,6 +233,8 @@ void add_checkpoint_and_log(std::vector<Key>& table) {
                              {"log_interval", "logging_steps", "log_every"}));
   table.push_back(boolean("log.jsonl", SPIPE_FIELD(log.jsonl),
                           "Write metrics.jsonl into the run folder: a line every log.every steps and for every evaluation."));
+  table.push_back(
+      boolean("log.unit_norms", SPIPE_FIELD(log.unit_norms), "Write the gradient norm of every unit into metrics.jsonl."));
   table.push_back(boolean("log.trace", SPIPE_FIELD(log.trace), "Write a Chrome trace of the tasks into the run folder."));
   table.push_back(planned_key("log.tensorboard", "false", "use log.jsonl", "Write TensorBoard event files."));
 }

@@ -52,11 +52,16 @@ constexpr std::uint32_t kErrorPollMilliseconds = 20;
 // A plan area of one rank's own.
 struct OwnArea {
   OwnArea(const plan::Plan& plan)
-      : done(plan.tasks.size()), seen(1), losses(static_cast<std::size_t>(plan.options.micro_batches)), verdicts(kVerdicts) {}
+      : done(plan.tasks.size()),
+        seen(1),
+        losses(static_cast<std::size_t>(plan.options.micro_batches)),
+        verdicts(kVerdicts),
+        unit_norms(kVerdicts * static_cast<std::size_t>(plan.store_units)) {}
   std::vector<Counter> done, seen;
   std::vector<double> losses;
   std::vector<Verdict> verdicts;
-  [[nodiscard]] PlanArea area() { return {done, seen, losses, verdicts, {}}; }
+  std::vector<double> unit_norms;
+  [[nodiscard]] PlanArea area() { return {done, seen, losses, verdicts, unit_norms, {}}; }
 };
 
 }  // namespace
@@ -244,6 +249,8 @@ struct Executor::Impl {
     if (norm != plan::kNoPeer) {
       wait(area.done[norm], run);
       result.verdict = runner.verdict(run);
+      const std::span<double> norms = area.unit_norms_of(run);
+      result.unit_norms.assign(norms.begin(), norms.end());
     } else {
       result.verdict.loss_sum = gather_losses();
     }

@@ -263,9 +263,11 @@ void TaskRunner::decide(const BoundTask& bound, Step& step) {
   if (plan_.hosts() == 1 || sends_norm_) made.asked = asked(step.run);
   for (const NormParts& parts : bound.norm_parts) take_parts(parts, made.asked);
   for (const double loss : area_.losses) made.loss_sum += loss;
-  made.norm = machine_.norms->combine();
+  const std::span<double> unit_norms = area_.unit_norms_of(step.run);
+  made.norm = machine_.norms->combine(unit_norms);
   made.scaler = scaler(step);
   made.norm.norm /= made.scaler.scale;  // exact: a power of two
+  for (double& norm : unit_norms) norm /= made.scaler.scale;
   made.version_before = version(step);
   const bool halted_before = step.chained && verdict(step.run - 1).halted;
   const bool avoidable = made.overflow() && !optim::at_minimum(machine_.loss_scaling, made.scaler);

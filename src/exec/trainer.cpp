@@ -145,6 +145,13 @@ void Run::report_spike(std::uint64_t step, const Verdict& verdict) const {
 
 namespace {
 
+// Updates of a step that do not wait for its norm; what takes one of them back takes all of them back.
+std::uint64_t speculations(const plan::Plan& plan) {
+  return static_cast<std::uint64_t>(std::ranges::count_if(plan.tasks, [](const plan::Task& task) {
+    return task.kind == plan::TaskKind::commit && (task.flags & plan::kSpeculate) != 0;
+  }));
+}
+
 const char* why_skipped(const Verdict& verdict, std::uint64_t targets) {
   if (verdict.updated) return "";
   if (targets == 0) return "no targets";
@@ -175,6 +182,10 @@ void Run::record_step(const StepRequest& request, const StepResult& result) {
   record.lr = request.lr(verdict.version_before);
   record.clip = verdict.clip;
   record.skipped_steps = state_.skipped;
+  for (std::size_t unit = 0; unit < result.unit_norms.size(); ++unit) {
+    record.unit_norms.emplace_back(setup_.shape.store_units[unit].name, result.unit_norms[unit]);
+  }
+  if (!verdict.updated || verdict.clip != 1) record.taken_back = speculations(setup_.fit.train);
   record.step_tokens = request.targets;
   record.h2d_bytes =
       times_.bytes(plan::StreamKind::h2d) + times_.bytes(plan::StreamKind::recv) + times_.bytes(plan::StreamKind::update_in);

@@ -82,11 +82,14 @@ double NormTable::sum(const Unit& unit) const {
   return total;
 }
 
-GradientNorm NormTable::combine() const {
+GradientNorm NormTable::combine(std::span<double> unit_norms) const {
+  SPIPE_CHECK(unit_norms.empty() || unit_norms.size() == units_.size(), "a place for the norms of another number of units");
   GradientNorm result;
   double total = 0;
   for (std::size_t unit = 0; unit < units_.size(); ++unit) {
-    total += sum(units_[unit]);
+    const double squares = sum(units_[unit]);
+    total += squares;
+    if (!unit_norms.empty()) unit_norms[unit] = std::sqrt(squares);
     if (*reinterpret_cast<const std::uint32_t*>(words_ + units_[unit].first) != 0 && result.finite) {
       result.finite = false;
       result.first_bad_unit = static_cast<int>(unit);

@@ -20,14 +20,21 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // Nine significant digits name every fp32 exactly and keep lines readable. JSON has no infinity or NaN: they become null.
-Json number(double value) {
+Json number(double value, int digits = 9) {
   if (!std::isfinite(value)) {
     return nullptr;
   }
-  const std::string text = fmt::format("{:.9g}", value);
+  const std::string text = fmt::format("{:.{}g}", value, digits);
   double rounded = value;
   std::from_chars(text.data(), text.data() + text.size(), rounded);
   return rounded;
+}
+
+// The norms of units are for looking at: six digits, so that a line of a deep model stays short.
+Json norms(const std::vector<std::pair<std::string, double>>& units) {
+  Json json = Json::object();
+  for (const auto& [name, norm] : units) json[name] = number(norm, 6);
+  return json;
 }
 
 std::string line_of(const StepMetrics& metrics) {
@@ -57,6 +64,12 @@ std::string line_of(const StepMetrics& metrics) {
   }
   if (metrics.norm_z) {
     json["norm_z"] = number(*metrics.norm_z);
+  }
+  if (metrics.taken_back > 0) {
+    json["taken_back"] = metrics.taken_back;
+  }
+  if (!metrics.unit_norms.empty()) {
+    json["unit_norms"] = norms(metrics.unit_norms);
   }
   if (metrics.eval_loss) {
     json["eval_loss"] = number(*metrics.eval_loss);

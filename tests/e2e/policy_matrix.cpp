@@ -147,6 +147,7 @@ class Matrix {
     result.outcome.append(rest.outcome);
     result.summary.taken_back += rest.summary.taken_back;
     result.speculating += rest.speculating;
+    result.taken_back += rest.taken_back;
     return result;
   }
 
@@ -159,13 +160,15 @@ class Matrix {
     taken_back_ += result.summary.taken_back;
     const bool same = result.outcome == expected && result.outcome.losses.size() == steps_ && !result.outcome.tensors.empty();
     // What speculates is taken back where clipping bites, and nothing else ever is.
-    const bool honest = (result.summary.taken_back > 0) == (result.speculating > 0);
+    const bool honest =
+        (result.summary.taken_back > 0) == (result.speculating > 0) && result.summary.taken_back == result.taken_back;
     ++(same && honest ? equal_ : wrong_);
     if (same && honest) return;
-    fmt::print("WRONG {} (losses {}, norms {}, skipped {}, evaluations {}, state {}; {} taken back of {} units)\n", cell.name,
-               result.outcome.losses == expected.losses, result.outcome.norms == expected.norms,
-               result.outcome.skipped == expected.skipped, result.outcome.evaluations == expected.evaluations,
-               result.outcome.tensors == expected.tensors, result.summary.taken_back, result.speculating);
+    fmt::print(
+        "WRONG {} (losses {}, norms {}, skipped {}, evaluations {}, state {}; {} taken back of {} units, the steps say {})\n",
+        cell.name, result.outcome.losses == expected.losses, result.outcome.norms == expected.norms,
+        result.outcome.skipped == expected.skipped, result.outcome.evaluations == expected.evaluations,
+        result.outcome.tensors == expected.tensors, result.summary.taken_back, result.speculating, result.taken_back);
   }
 
   // One step whose clipped speculation is kept must be noticed.

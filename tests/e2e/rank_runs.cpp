@@ -14,13 +14,15 @@ namespace {
 
 class Recorder : public exec::RunListener {
  public:
-  explicit Recorder(RankRuns::Result& result) : outcome_(result.outcome), speculating_(result.speculating) {}
+  explicit Recorder(RankRuns::Result& result) : result_(result), outcome_(result.outcome) {}
   void on_setup(const exec::RunSetup& setup, const device::DeviceInfo&, const device::DeviceRates&, std::uint64_t) override {
-    for (const plan::UpdateWay& way : setup.fit.train.options.updates) speculating_ += way.speculate ? 1 : 0;
+    for (const plan::UpdateWay& way : setup.fit.train.options.updates) result_.speculating += way.speculate ? 1 : 0;
   }
   void on_step(const exec::StepRecord& record) override {
     outcome_.losses.push_back(record.loss);
     outcome_.norms.push_back(std::isfinite(record.grad_norm) ? record.grad_norm : -1);
+    add_unit_norms(record);
+    result_.taken_back += record.taken_back;
     outcome_.clips.push_back(record.clip);
     outcome_.scales.push_back(record.loss_scale);
     outcome_.skipped.push_back(record.skipped);
@@ -28,8 +30,21 @@ class Recorder : public exec::RunListener {
   void on_evaluation(std::uint64_t, double loss, std::uint64_t) override { outcome_.evaluations.push_back(loss); }
 
  private:
+  // Whose squares add up to that of the whole.
+  void add_unit_norms(const exec::StepRecord& record) {
+    double squares = 0;
+    for (const auto& [unit, norm] : record.unit_norms) {
+      outcome_.unit_norms.push_back(std::isfinite(norm) ? norm : -1);
+      squares += norm * norm;
+    }
+    const double whole = record.grad_norm * record.grad_norm;
+    if (std::isfinite(whole) && !(std::abs(squares - whole) <= 1e-12 * whole)) {
+      throw std::logic_error("the norms of the units are not those of the whole");
+    }
+  }
+
+  RankRuns::Result& result_;
   Outcome& outcome_;
-  int& speculating_;
 };
 
 std::map<std::string, std::string> tensors_of(const std::filesystem::path& checkpoint) {
@@ -56,6 +71,7 @@ void Outcome::append(const Outcome& later) {
   append_to(losses, later.losses);
   append_to(norms, later.norms);
   append_to(clips, later.clips);
+  append_to(unit_norms, later.unit_norms);
   append_to(scales, later.scales);
   append_to(skipped, later.skipped);
   append_to(evaluations, later.evaluations);

@@ -16,6 +16,7 @@ namespace spipe::test {
 // What must not depend on the schedule.
 struct Outcome {
   std::vector<double> losses, norms, clips;  // by step; -1 for norms that are not finite
+  std::vector<double> unit_norms;            // by step and store unit; likewise
   std::vector<std::optional<double>> scales;
   std::vector<bool> skipped;
   std::vector<double> evaluations;
@@ -34,7 +35,8 @@ class RankRuns {
   struct Result {
     Outcome outcome;  // on rank 0
     exec::RunSummary summary;
-    int speculating = 0;  // units of the plan; on rank 0
+    int speculating = 0;           // units of the plan; on rank 0
+    std::uint64_t taken_back = 0;  // as the steps tell it; on rank 0
   };
   // Trains the model of that name on the ranks of `world` (all of this program's, or one that is alone). With `keep` the run
   // folder stays, for another call that resumes; else it is removed. The settings name a checkpoint.dir below path().

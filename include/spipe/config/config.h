@@ -105,7 +105,7 @@ struct CheckpointConfig {
 };
 struct LogConfig {
   std::int64_t every = 10;
-  bool jsonl = true, trace = false;
+  bool jsonl = true, unit_norms = true, trace = false;
 };
 
 struct Config {

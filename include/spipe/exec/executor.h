@@ -85,10 +85,11 @@ struct StepRequest {
 };
 
 struct StepResult {
-  Verdict verdict;                // of an evaluation only the loss
-  bool nonfinite_master = false;  // on this rank
-  std::uint64_t taken_back = 0;   // updates of units on this rank that were made in vain, or made again
-  std::string first_nonfinite;    // diagnose: "backward of layer 2, micro-batch 1"; empty when all is finite
+  Verdict verdict;                 // of an evaluation only the loss
+  bool nonfinite_master = false;   // on this rank
+  std::uint64_t taken_back = 0;    // updates of units on this rank that were made in vain, or made again
+  std::vector<double> unit_norms;  // gradient norm of every store unit, unscaled; empty for an evaluation
+  std::string first_nonfinite;     // diagnose: "backward of layer 2, micro-batch 1"; empty when all is finite
 };
 
 // One plan bound to memory: this rank's tasks of it. A step is begun, then finished; the next may be begun before the one

@@ -44,7 +44,9 @@ struct PlanArea {
   std::span<Counter> seen;         // per rank of the host: the last run whose verdict it has read
   std::span<double> losses;        // per micro-batch: the sum of its token losses
   std::span<Verdict> verdicts;     // [kVerdicts], by run
+  std::span<double> unit_norms;    // [kVerdicts][store units]: gradient norms, unscaled; of the same runs as the verdicts
   std::span<std::byte> mailboxes;  // of the plans of a run, which never overlap in time
+  [[nodiscard]] std::span<double> unit_norms_of(std::uint64_t run) const;
 
   static void reserve(comm::RegionLayout& layout, const std::string& name, const plan::Plan& plan, int ranks_of_host);
   [[nodiscard]] static PlanArea of(const comm::HostRegion& region, const std::string& name);

@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "spipe/base/error.h"
@@ -26,7 +27,10 @@ struct StepRecord {
   std::string skipped_for;  // overflow | non-finite | spike | no targets; empty where not skipped
   optim::SpikeScore spike;
   std::uint64_t skipped_steps = 0;  // of the run so far
-  double seconds = 0;               // of this step, evaluation and saving excluded
+  // Of every store unit, with its name; of a run, nothing but the values changes.
+  std::vector<std::pair<std::string, double>> unit_norms;
+  std::uint64_t taken_back = 0;  // speculative updates that were made in vain, or made again, on all ranks
+  double seconds = 0;            // of this step, evaluation and saving excluded
   std::uint64_t step_tokens = 0;
   std::uint64_t h2d_bytes = 0, d2h_bytes = 0;                                     // over rank 0's link
   double h2d_seconds = 0, d2h_seconds = 0, compute_seconds = 0, cpu_seconds = 0;  // busy time of the streams

@@ -58,7 +58,8 @@ class NormTable {
   [[nodiscard]] double* blocks(int unit, std::size_t parameter);             // [ceil(elements / kNormBlock)]
   [[nodiscard]] std::uint32_t* nonfinite(int unit);
   [[nodiscard]] std::span<std::byte> part(int unit);  // the flag (8 bytes) and all block sums of a unit
-  [[nodiscard]] GradientNorm combine() const;
+  // `unit_norms`: [units], gets the norm of every unit too; may be empty.
+  [[nodiscard]] GradientNorm combine(std::span<double> unit_norms = {}) const;
   [[nodiscard]] double unit_norm(int unit) const;
 
  private:

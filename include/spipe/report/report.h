@@ -31,6 +31,8 @@ struct StepMetrics {
   double clip = 1;
   std::optional<double> loss_scale;
   std::optional<double> eval_loss;
+  std::uint64_t taken_back = 0;  // of the window: speculative updates of units; left out of the line where 0
+  std::vector<std::pair<std::string, double>> unit_norms;  // of units by name; left out of the line where empty
 };
 
 // Appends JSON lines, each written at once; on resume lines of steps after `resume_step`, and a torn last line, are cut off so

@@ -46,6 +46,23 @@ std::vector<std::uint64_t> steps_of(const std::filesystem::path& file) {
 
 }  // namespace
 
+TEST_CASE("norms of units are told by name, with six digits, and only where there are some") {
+  const TemporaryFolder folder;
+  MetricsWriter writer(folder / "metrics.jsonl", 0);
+  StepMetrics metrics = step_metrics(1);
+  writer.write(metrics);
+  metrics.unit_norms = {{"embedding", 1.0 / 3}, {"layer_0", std::numeric_limits<double>::infinity()}};
+  metrics.taken_back = 7;
+  writer.write(metrics);
+  const auto lines = lines_of(folder / "metrics.jsonl");
+  REQUIRE(lines.size() == 2);
+  CHECK_FALSE(lines[0].contains("unit_norms"));
+  CHECK_FALSE(lines[0].contains("taken_back"));
+  CHECK(lines[1].at("unit_norms").at("embedding") == 0.333333);
+  CHECK(lines[1].at("unit_norms").at("layer_0").is_null());
+  CHECK(lines[1].at("taken_back") == 7);
+}
+
 TEST_CASE("every step is one line of JSON that is there as soon as it is written") {
   const TemporaryFolder folder;
   MetricsWriter writer(folder / "metrics.jsonl", 0);
