@@ -151,18 +151,22 @@ std::uint64_t Operands::next_random() {  // splitmix64
   return z ^ (z >> 31);
 }
 
-void* Operands::add(DType dtype, std::vector<std::byte> content, bool is_output) {
+void* Operands::add(DType dtype, std::vector<std::byte> content, Role role) {
   auto buffer = std::make_unique<Buffer>();
   buffer->dtype = dtype;
   buffer->lead = kGuard + static_cast<std::size_t>(shift_) * dtype_size(dtype);
   buffer->initial = std::move(content);
-  buffer->is_output = is_output;
+  buffer->is_output = role != Role::input;
   std::vector<std::byte> image(buffer->lead + buffer->initial.size() + kGuard, kGuardByte);
   std::copy(buffer->initial.begin(), buffer->initial.end(), image.begin() + static_cast<std::ptrdiff_t>(buffer->lead));
   buffer->base = static_cast<std::byte*>(memory_.allocate(image.size()));
   memory_.upload(buffer->base, image.data(), image.size());
+  std::byte* start = buffer->base + buffer->lead;
+  memory_.forbid(buffer->base, buffer->lead);
+  memory_.forbid(start + buffer->initial.size(), kGuard);
+  if (role == Role::output) memory_.poison(start, buffer->initial.size());
   buffers_.push_back(std::move(buffer));
-  return buffers_.back()->base + buffers_.back()->lead;
+  return start;
 }
 
 std::vector<std::byte> Operands::random_content(DType dtype, std::int64_t elements, double spread, double centre) {
@@ -187,10 +191,10 @@ std::vector<std::byte> encode(DType dtype, const std::vector<double>& values) {
 }  // namespace
 
 ConstPtr Operands::input(DType dtype, std::int64_t elements, double spread, double centre) {
-  return {add(dtype, random_content(dtype, elements, spread, centre), false), dtype};
+  return {add(dtype, random_content(dtype, elements, spread, centre), Role::input), dtype};
 }
 ConstPtr Operands::input_values(DType dtype, const std::vector<double>& values) {
-  return {add(dtype, encode(dtype, values), false), dtype};
+  return {add(dtype, encode(dtype, values), Role::input), dtype};
 }
 const float* Operands::input_floats(const std::vector<double>& values) {
   return static_cast<const float*>(input_values(DType::f32, values).data);
@@ -198,27 +202,28 @@ const float* Operands::input_floats(const std::vector<double>& values) {
 const std::int32_t* Operands::input_ints(const std::vector<std::int32_t>& values) {
   std::vector<std::byte> content(values.size() * sizeof(std::int32_t));
   if (!values.empty()) std::memcpy(content.data(), values.data(), content.size());
-  return static_cast<const std::int32_t*>(add(DType::i32, std::move(content), false));
+  return static_cast<const std::int32_t*>(add(DType::i32, std::move(content), Role::input));
 }
 Ptr Operands::output(DType dtype, std::int64_t elements) {  // all bits set is a NaN in every type
-  return {add(dtype, std::vector<std::byte>(static_cast<std::size_t>(elements) * dtype_size(dtype), std::byte{0xff}), true),
-          dtype};
+  return {
+      add(dtype, std::vector<std::byte>(static_cast<std::size_t>(elements) * dtype_size(dtype), std::byte{0xff}), Role::output),
+      dtype};
 }
 Ptr Operands::in_place(DType dtype, std::int64_t elements, double spread, double centre) {
-  return {add(dtype, random_content(dtype, elements, spread, centre), true), dtype};
+  return {add(dtype, random_content(dtype, elements, spread, centre), Role::in_place), dtype};
 }
 Ptr Operands::in_place_values(DType dtype, const std::vector<double>& values) {
-  return {add(dtype, encode(dtype, values), true), dtype};
+  return {add(dtype, encode(dtype, values), Role::in_place), dtype};
 }
 Ptr Operands::accumulated(DType dtype, std::int64_t elements, bool accumulate) {
   return accumulate ? in_place(dtype, elements) : output(dtype, elements);
 }
 float* Operands::output_floats(std::int64_t elements) { return static_cast<float*>(output(DType::f32, elements).data); }
 std::uint32_t* Operands::flag() {
-  return static_cast<std::uint32_t*>(add(DType::u32, std::vector<std::byte>(sizeof(std::uint32_t)), true));
+  return static_cast<std::uint32_t*>(add(DType::u32, std::vector<std::byte>(sizeof(std::uint32_t)), Role::in_place));
 }
 void* Operands::workspace(std::uint64_t bytes) {  // guarded like an output; its content is no result
-  void* pointer = add(DType::u8, std::vector<std::byte>(bytes, std::byte{0xff}), true);
+  void* pointer = add(DType::u8, std::vector<std::byte>(bytes, std::byte{0xff}), Role::output);
   return pointer;
 }
 

@@ -26,6 +26,9 @@ class Memory {
   virtual void release(void* pointer) = 0;
   virtual void upload(void* device, const void* host, std::size_t bytes) = 0;
   virtual void download(void* host, const void* device, std::size_t bytes) = 0;  // after what was enqueued before
+  // For memory that watches its kernels: bytes that they must not touch; bytes that they must not read before they wrote them.
+  virtual void forbid(void*, std::size_t) {}
+  virtual void poison(void*, std::size_t) {}
 };
 [[nodiscard]] Memory& plain_memory();
 
@@ -71,7 +74,8 @@ class Operands {
 
  private:
   struct Buffer;
-  void* add(DType dtype, std::vector<std::byte> content, bool is_output);
+  enum class Role { input, in_place, output };
+  void* add(DType dtype, std::vector<std::byte> content, Role role);
   std::vector<std::byte> random_content(DType dtype, std::int64_t elements, double spread, double centre);
 
   Memory& memory_;

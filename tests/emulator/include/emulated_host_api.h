@@ -15,6 +15,10 @@ struct CUstream_st;
 using cudaStream_t = CUstream_st*;
 
 [[nodiscard]] const char* cudaGetErrorString(cudaError_t error);
+[[nodiscard]] inline cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
 [[nodiscard]] cudaError_t cudaMemsetAsync(void* device, int value, std::size_t bytes, cudaStream_t stream);
 
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
