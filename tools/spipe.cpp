@@ -1,9 +1,10 @@
-// spipe: the tools around a run. Subcommands: measure, plan, report, tokenize.
+// spipe: the tools around a run. Subcommands: generate, measure, plan, report, tokenize.
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
 
+#include "generate_command.h"
 #include "measure_command.h"
 #include "plan_hardware.h"
 #include "report_command.h"
@@ -62,7 +63,7 @@ void run_tokenize(const data::TokenizeOptions& options) {
 }
 
 int run(int argc, char** argv) {
-  CLI::App app{"spipe: plans, reports, token files and other things around spipe-train.", "spipe"};
+  CLI::App app{"spipe: plans, reports, generated text, token files and other things around spipe-train.", "spipe"};
   app.footer(
       "Examples:\n"
       "  spipe plan run.yaml                      memory and plan of a run, verified, without running it\n"
@@ -70,6 +71,7 @@ int run(int argc, char** argv) {
       "  spipe plan run.yaml --hardware configs/hardware/v100x4.yaml --timeline step.html\n"
       "  spipe measure --output mine.yaml         what this machine achieves, as a file for --hardware\n"
       "  spipe report runs/mine                   an HTML page of a run with log.trace: true\n"
+      "  spipe generate runs/mine --prompt 'In the beginning'\n"
       "  spipe tokenize --input a.jsonl b.txt --output train.bin --held-out heldout.bin --hold-out-fraction 0.05");
   app.require_subcommand(1);
   app.set_version_flag("--version", fmt::format("spipe {} ({}), {}", version(), git_commit(), build_text()));
@@ -105,6 +107,9 @@ int run(int argc, char** argv) {
   MeasureFlags measure;
   const CLI::App* measure_command = add_measure_command(app, measure);
 
+  GenerateFlags generate;
+  const CLI::App* generate_command = add_generate_command(app, generate);
+
   ReportFlags report;
   const CLI::App* report_command = add_report_command(app, report);
 
@@ -127,6 +132,7 @@ int run(int argc, char** argv) {
   }
   init_logging(LogLevel::info);
   if (plan_command->parsed()) run_plan(plan);
+  if (generate_command->parsed()) run_generate(generate);
   if (measure_command->parsed()) run_measure(measure);
   if (report_command->parsed()) run_report(report);
   if (tokenize_command->parsed()) {

@@ -19,7 +19,7 @@ void embedding_forward(const ModelShape& shape, int unit, const UnitCall& call) 
                                             .seq_len = shape.batch.seq_len,
                                             .cols = a.hidden_size,
                                             .vocab = a.vocab_size,
-                                            .first_position = a.position_offset});
+                                            .first_position = a.position_offset + call.cache.past});
   if (a.dropout_embedding > 0) apply_dropout(shape, unit, call, Site::embedding, a.dropout_embedding, output, output);
 }
 
@@ -82,6 +82,8 @@ void unit_forward(const ModelShape& shape, int unit, const UnitCall& call) {
   SPIPE_CHECK(compute.kind == UnitKind::layer, "the head has no forward of its own: head_loss or head_logits");
   SPIPE_CHECK(call.input != nullptr && call.input != call.output && call.workspace != nullptr,
               "a layer's forward needs an input boundary beside its output, and a workspace");
+  SPIPE_CHECK(call.cache.rows == nullptr || (call.saved == nullptr && shape.batch.micro == 1),
+              "a forward with a cache is of one sequence and saves nothing");
   layer_forward(shape, unit, call);
 }
 

@@ -47,6 +47,8 @@ class Layer {
     Ptr q, k;
     std::int64_t stride;
   };
+  [[nodiscard]] AttentionForwardArgs attention_args(const Rotated& rotated, ConstPtr v) const;
+  void keep_keys_and_values(ConstPtr qkv, AttentionForwardArgs& args) const;
   [[nodiscard]] Rotated prepare_qk(Ptr qkv, bool keep_raw) const;
   void mlp_backward();
   void attention_backward();
@@ -119,6 +121,7 @@ void Layer::rotate(Ptr x, std::int64_t stride, bool backward) const {
                                  .heads = a_.heads + a_.kv_heads,
                                  .head_dim = a_.head_dim,
                                  .x_stride = stride,
+                                 .first_position = call_.cache.past,
                                  .backward = backward});
 }
 
@@ -193,6 +196,40 @@ void Layer::activate(ConstPtr pre_activation, Ptr activated) const {
   }
 }
 
+AttentionForwardArgs Layer::attention_args(const Rotated& rotated, ConstPtr v) const {
+  return {.q = rotated.q,
+          .k = rotated.k,
+          .v = v,
+          .batch = shape_.batch.micro,
+          .q_len = shape_.batch.seq_len,
+          .kv_len = shape_.batch.seq_len,
+          .heads = a_.heads,
+          .kv_heads = a_.kv_heads,
+          .head_dim = a_.head_dim,
+          .window = a_.sliding_window,
+          .q_stride = rotated.stride,
+          .k_stride = rotated.stride,
+          .v_stride = a_.qkv_size(),
+          .out_stride = a_.q_size(),
+          .scale = attention_scale(a_)};
+}
+
+// Moves this call's k | v, which stand side by side in a row of qkv, behind the rows of the cache, and lets attention read
+// those of all tokens there.
+void Layer::keep_keys_and_values(ConstPtr qkv, AttentionForwardArgs& args) const {
+  const std::int64_t row = 2 * a_.kv_size();
+  const Ptr cache{call_.cache.rows, shape_.compute};
+  for (std::int64_t i = 0; i < rows_; ++i) {
+    call_.ops->convert(call_.stream, {.src = offset(qkv, i * a_.qkv_size() + a_.q_size()),
+                                      .dst = offset(cache, (call_.cache.past + i) * row),
+                                      .elements = row});
+  }
+  args.k = cache;
+  args.v = offset(ConstPtr(cache), a_.kv_size());
+  args.k_stride = args.v_stride = row;
+  args.kv_len = call_.cache.past + rows_;
+}
+
 // Whether something is saved changes only where buffers lie. `output` serves as scratch before its last write.
 void Layer::forward(LayerMode mode) {
   const bool save = mode == LayerMode::save;
@@ -204,24 +241,11 @@ void Layer::forward(LayerMode mode) {
 
   norm1_.forward(call_, input, hidden);
   qkv_linear_.forward(call_, hidden, qkv, rows_);
-  const Rotated rotated = prepare_qk(qkv, save);
-  call_.ops->attention_forward(call_.stream, {.q = rotated.q,
-                                              .k = rotated.k,
-                                              .v = offset(qkv, a_.q_size() + a_.kv_size()),
-                                              .out = attention,
-                                              .lse = lse,
-                                              .batch = shape_.batch.micro,
-                                              .q_len = shape_.batch.seq_len,
-                                              .kv_len = shape_.batch.seq_len,
-                                              .heads = a_.heads,
-                                              .kv_heads = a_.kv_heads,
-                                              .head_dim = a_.head_dim,
-                                              .window = a_.sliding_window,
-                                              .q_stride = rotated.stride,
-                                              .k_stride = rotated.stride,
-                                              .v_stride = a_.qkv_size(),
-                                              .out_stride = a_.q_size(),
-                                              .scale = attention_scale(a_)});
+  AttentionForwardArgs args = attention_args(prepare_qk(qkv, save), offset(qkv, a_.q_size() + a_.kv_size()));
+  args.out = attention;
+  args.lse = lse;
+  if (call_.cache.rows != nullptr) keep_keys_and_values(qkv, args);
+  call_.ops->attention_forward(call_.stream, args);
   out_linear_.forward(call_, attention, output, rows_);
   if (a_.dropout_attention_out > 0) {
     apply_dropout(shape_, unit_, call_, Site::attention_out, a_.dropout_attention_out, output, output);

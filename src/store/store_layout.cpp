@@ -129,6 +129,20 @@ StoreLayout make_store_layout(const model::ModelShape& shape, const StoreFormat&
   return layout;
 }
 
+StoreLayout make_weights_layout(const model::ModelShape& shape) {
+  StoreLayout layout;
+  layout.format = store_format(DType::f32);
+  layout.offsets.assign(shape.store_units.size() * kPlaneCount, kAbsent);
+  std::uint64_t end = 0;
+  for (std::size_t unit = 0; unit < shape.store_units.size(); ++unit) {
+    layout.elements.push_back(shape.store_units[unit].elements);
+    layout.offsets[unit * kPlaneCount + static_cast<std::size_t>(Plane::compute)] = end;
+    end = checked_add(end, slab_size(layout.elements[unit], layout.format, Plane::compute));
+  }
+  layout.bytes = checked_round_up(end, kPage);
+  return layout;
+}
+
 bool StoreLayout::has(int unit) const {
   SPIPE_CHECK(unit >= 0 && static_cast<std::size_t>(unit) < elements.size(), "no such store unit");
   return offsets[static_cast<std::size_t>(unit) * kPlaneCount + static_cast<std::size_t>(Plane::compute)] != kAbsent;

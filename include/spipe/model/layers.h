@@ -30,6 +30,13 @@ struct UnitMemory {
   bool accumulate = false;
 };
 
+// Keys and values that one layer keeps of one sequence's tokens, for generation: rows of [k | v], 2 * kv_size elements of the
+// compute type, row i of position i, k as attention sees it (normed, rotated).
+struct KeyValueCache {
+  void* rows = nullptr;   // null: no cache
+  std::int64_t past = 0;  // rows filled by calls before; a call adds seq_len rows behind them
+};
+
 // Everything one task needs. Pointers are device memory; which fields are set depends on the call.
 struct UnitCall {
   Ops* ops = nullptr;
@@ -47,6 +54,9 @@ struct UnitCall {
   float* nll = nullptr;                   // [micro * seq_len] (head)
   float loss_scale = 0;                   // head: gradient of the summed loss is multiplied by this (1 / targets of the step)
   std::uint64_t seed = 0, step = 0, first_sequence = 0;  // dropout keys: first_sequence = micro-batch * micro
+  // Generation: forward of the embedding and of layers continues one sequence (micro = 1) behind cache.past tokens; saves
+  // nothing. The constants are those of a shape as long as the whole sequence.
+  KeyValueCache cache;
 };
 
 // Embedding and layers: `saved` null = keep nothing (workspace of forward_workspace bytes), else save (save_workspace bytes).

@@ -51,6 +51,8 @@ struct StoreLayout {
 // Where second_slots[unit], the unit has a second slot (if it is here).
 [[nodiscard]] StoreLayout make_store_layout(const model::ModelShape& shape, const StoreFormat& format,
                                             const std::vector<bool>& here, const std::vector<bool>& second_slots);
+// Of a store that is only read: fp32 parameters, no gradients, no optimizer state.
+[[nodiscard]] StoreLayout make_weights_layout(const model::ModelShape& shape);
 // Bytes of all planes of a unit, each a multiple of 256. For any units: layout.bytes is the sum of this over the units that are
 // here, rounded up to 4096.
 [[nodiscard]] std::uint64_t unit_state_bytes(const model::StoreUnit& unit, const StoreFormat& format);
