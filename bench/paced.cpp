@@ -6,9 +6,8 @@
 #include <cstring>
 #include <limits>
 
+#include "random_tokens.h"
 #include "spipe/base/file.h"
-#include "spipe/base/random.h"
-#include "spipe/data/data.h"
 #include "spipe/model/families.h"
 
 namespace spipe::bench {
@@ -48,21 +47,6 @@ class Recorder : public exec::RunListener {
   plan::PipelineInput input;
   std::vector<double> seconds;
 };
-
-double median(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values.empty() ? 0 : values[values.size() / 2];
-}
-
-void write_tokens(const std::filesystem::path& file, int vocabulary) {
-  data::TokenFileWriter writer(file, static_cast<std::uint64_t>(vocabulary), 1, -1);
-  std::vector<std::int32_t> tokens;
-  for (std::uint64_t i = 0; i < 20000; ++i) {
-    tokens.push_back(static_cast<std::int32_t>(uniform_at(make_key(1, 1), 0, i) * static_cast<float>(vocabulary)));
-  }
-  writer.document(tokens);
-  writer.finish();
-}
 
 std::string model_json(const Case& c) {
   return fmt::format(R"({{"model_type": "llama", "vocab_size": {}, "hidden_size": {}, "num_hidden_layers": {},

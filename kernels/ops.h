@@ -249,6 +249,7 @@ struct ZeroArgs {
 //     lanes start at 0, lane j sums the squares (exact in double) of elements j, j+16, j+32, ... of the block ascending; then
 //     lane j += lane j+8 for j < 8, lane j += lane j+4 for j < 4, and so on; lane 0 is the sum. (A NaN is any NaN.)
 //   *nonfinite is set to 1 when any rounded value is inf or NaN (never cleared).
+// Without block_sums nothing is checked (measurements of what the checks cost).
 struct FinishGradientArgs {
   const float* a = nullptr;
   const float* b = nullptr;

@@ -18,7 +18,9 @@ void CpuOps::finish_gradient(StreamHandle*, const FinishGradientArgs& args) {
   const UpdateTable& table = SPIPE_TABLE(isa_, update_table);
   const auto block = [&](std::int64_t first, std::int64_t count, int) {
     const float* b = args.b != nullptr ? args.b + first : nullptr;
-    const double sum = table.finish_gradient(args.a + first, b, offset(args.dst, first).data, args.dst.dtype, count);
+    const bool checks = args.block_sums != nullptr;
+    const double sum = table.finish_gradient(args.a + first, b, offset(args.dst, first).data, args.dst.dtype, count, checks);
+    if (!checks) return;
     args.block_sums[first / kNormBlock] = sum;
     if (!std::isfinite(sum)) raise(args.nonfinite);
   };

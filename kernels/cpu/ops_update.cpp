@@ -17,7 +17,7 @@ using Floats = float __attribute__((vector_size(4 * kWide)));
 using Doubles = double __attribute__((vector_size(8 * kWide)));
 
 // Squares of floats are exact in double, so it does not matter whether multiply and add are fused.
-template <typename T>
+template <bool checks, typename T>
 double finish_gradient_typed(const float* a, const float* b, T* dst, std::int64_t elements) {
   Doubles s[kParts] = {};
   for (std::int64_t i = 0; i < elements; i += kLanes) {
@@ -25,6 +25,7 @@ double finish_gradient_typed(const float* a, const float* b, T* dst, std::int64_
     Vec g = load_n(a + i, n);
     if (b != nullptr) g = g + load_n(b + i, n);
     store_n(dst + i, g, n);
+    if constexpr (!checks) continue;
     float rounded[kLanes];
     store(rounded, load_n(dst + i, n));
     for (int part = 0; part < kParts; ++part) {
@@ -42,9 +43,12 @@ double finish_gradient_typed(const float* a, const float* b, T* dst, std::int64_
   return lanes[0];
 }
 
-double finish_gradient(const float* a, const float* b, void* dst, DType type, std::int64_t elements) {
+double finish_gradient(const float* a, const float* b, void* dst, DType type, std::int64_t elements, bool checks) {
   double result = 0;
-  with_storage(type, [&](auto t) { result = finish_gradient_typed(a, b, static_cast<decltype(t)*>(dst), elements); });
+  with_storage(type, [&](auto t) {
+    auto* typed = static_cast<decltype(t)*>(dst);
+    result = checks ? finish_gradient_typed<true>(a, b, typed, elements) : finish_gradient_typed<false>(a, b, typed, elements);
+  });
   return result;
 }
 

@@ -298,6 +298,7 @@ void Run::allocate() {
   machine_.arena = arena_.get();
   machine_.residents = residents_.get();
   machine_.keeps_speculation = options_.keeps_speculation;
+  machine_.checks_every_other = options_.checks_every_other;
   machine_.shape = &setup_.shape;
   machine_.store = store_.get();
   machine_.parking = parking_;

@@ -61,7 +61,7 @@ Seen train(const Path& folder, int ranks, std::vector<std::string> settings) {
   for (int rank = 0; rank < ranks; ++rank) {
     const std::string maps = file_of_process(job.pid_of(rank), "smaps");
     seen.store += proportional_bytes(maps, "spipe-host");
-    seen.whole += proportional_bytes(maps, "");
+    seen.whole += proportional_bytes(maps, "") - proportional_bytes(maps, ".so");  // without libraries
   }
   seen.out = read_text(folder / "stdout");
   return seen;

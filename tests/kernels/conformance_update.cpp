@@ -48,12 +48,12 @@ void conform_finish_gradient(const Backends& backends) {
   for (const std::int64_t elements : kLengths) {
     for (const Content content : kContents) {
       for (const DType dtype : kFloatTypes) {
-        for (int form = 0; form < 4; ++form) {
-          const bool second = form % 2 == 1, in_place = form / 2 == 1;
+        for (int form = 0; form < 8; ++form) {
+          const bool second = form % 2 == 1, in_place = form / 2 % 2 == 1, checked = form < 4;
           check(
               backends, {.op = "finish_gradient", .exact = true},
-              fmt::format("{} elements {} content {} second {} in place {}", dtype_name(dtype), elements,
-                          static_cast<int>(content), second, in_place),
+              fmt::format("{} elements {} content {} second {} in place {} checked {}", dtype_name(dtype), elements,
+                          static_cast<int>(content), second, in_place, checked),
               [&](Ops& ops, StreamHandle* stream, Operands& op) {
                 FinishGradientArgs args{.elements = elements};
                 const std::vector<double> a = gradient(op, elements, content);
@@ -62,8 +62,10 @@ void conform_finish_gradient(const Backends& backends) {
                 if (second) args.b = op.input_floats(gradient(op, elements, content));
                 args.dst = in_place ? Ptr{a_in_place.data, dtype} : op.output(dtype, elements);
                 const std::int64_t blocks = (elements + kNormBlock - 1) / kNormBlock;
-                args.block_sums = static_cast<double*>(op.output(DType::f64, blocks).data);
-                args.nonfinite = op.flag();
+                if (checked) {
+                  args.block_sums = static_cast<double*>(op.output(DType::f64, blocks).data);
+                  args.nonfinite = op.flag();
+                }
                 ops.finish_gradient(stream, args);
               },
               elements % 2);

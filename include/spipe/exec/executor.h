@@ -63,6 +63,7 @@ struct Machine {
   std::uint64_t seed = 0;
   std::vector<plan::TaskObserver*> observers;
   std::span<const GradientFault> gradient_faults;
+  bool checks_every_other = false;                 // measurements: odd steps take no norm and look for no overflow
   std::optional<std::uint64_t> keeps_speculation;  // tests: a step whose clipped speculation is kept, which is wrong
   comm::World* world = nullptr;                    // several ranks; null: one rank, all of whose tasks run here
   std::atomic<std::uint32_t>* asked = nullptr;     // bits that signals raise on any rank of the host; may be null

@@ -72,6 +72,7 @@ struct RunOptions {
   std::vector<plan::TaskObserver*> observers;
   std::optional<device::DeviceRates> rates;  // instead of measuring (they choose between plans of equal bits)
   bool barrier_between_steps = false;        // measurements of published methods (Job)
+  bool checks_every_other = false;           // measurements (Machine)
   // Tests.
   std::optional<std::uint64_t> stop_after;  // behave as if asked to save and stop after this many steps of the run
   std::function<void(store::Store&, std::uint64_t steps_done)> after_step;  // with the engine at rest
