@@ -112,23 +112,52 @@ __device__ __forceinline__ void store_run(T* p, const Floats<n>& x) {
 }
 
 // The same for the run that starts at element i of `count`: what lies beyond is 0, and not stored. `vector`: p + i is aligned.
-template <int n, bool vector, typename T>
-__device__ __forceinline__ Floats<n> load_some(const T* p, std::int64_t i, std::int64_t count) {
-  if constexpr (vector) {
-    if (i + n <= count) return load_run<n>(p + i);
-  }
+template <int n, typename T>
+__device__ __forceinline__ Floats<n> load_some(const T* p, std::int64_t i, std::int64_t count, bool vector) {
+  if (vector && i + n <= count) return load_run<n>(p + i);
   Floats<n> x;
   for (int j = 0; j < n; ++j) x.v[j] = i + j < count ? widen(p[i + j]) : 0.0F;
   return x;
 }
-template <int n, bool vector, typename T>
-__device__ __forceinline__ void store_some(T* p, std::int64_t i, std::int64_t count, const Floats<n>& x) {
-  if constexpr (vector) {
-    if (i + n <= count) return store_run<n>(p + i, x);
-  }
+template <int n, typename T>
+__device__ __forceinline__ void store_some(T* p, std::int64_t i, std::int64_t count, bool vector, const Floats<n>& x) {
+  if (vector && i + n <= count) return store_run<n>(p + i, x);
   for (int j = 0; j < n; ++j) {
     if (i + j < count) p[i + j] = rounded<T>(x.v[j]);
   }
+}
+
+// The same with the type decided at run time: the same way in all threads, in kernels that wait for memory anyway.
+template <int n>
+__device__ __forceinline__ Floats<n> load_as(const void* p, DType type, std::int64_t i, std::int64_t count, bool vector) {
+  if (type == DType::f32) return load_some<n>(static_cast<const float*>(p), i, count, vector);
+  if (type == DType::f16) return load_some<n>(static_cast<const Half*>(p), i, count, vector);
+  return load_some<n>(static_cast<const Bf16*>(p), i, count, vector);  // bf16, and 16-bit patterns as upper halves
+}
+template <int n>
+__device__ __forceinline__ void store_as(void* p, DType type, std::int64_t i, std::int64_t count, bool vector,
+                                         const Floats<n>& x) {
+  if (type == DType::f32) return store_some<n>(static_cast<float*>(p), i, count, vector, x);
+  if (type == DType::f16) return store_some<n>(static_cast<Half*>(p), i, count, vector, x);
+  store_some<n>(static_cast<Bf16*>(p), i, count, vector, x);
+}
+__device__ __forceinline__ float load_one(const void* p, DType type, std::int64_t i) {
+  if (type == DType::f32) return static_cast<const float*>(p)[i];
+  if (type == DType::f16) return widen(static_cast<const Half*>(p)[i]);
+  return widen(static_cast<const Bf16*>(p)[i]);
+}
+__device__ __forceinline__ void store_one(void* p, DType type, std::int64_t i, float x) {
+  if (type == DType::f32) {
+    static_cast<float*>(p)[i] = x;
+  } else if (type == DType::f16) {
+    static_cast<Half*>(p)[i] = rounded<Half>(x);
+  } else {
+    static_cast<Bf16*>(p)[i] = rounded<Bf16>(x);
+  }
+}
+// x as it will be read again.
+__device__ __forceinline__ float as_stored(DType type, float x) {
+  return type == DType::f32 ? x : type == DType::f16 ? widen(rounded<Half>(x)) : widen(rounded<Bf16>(x));
 }
 
 // ---- sums in a fixed order ------------------------------------------------------------------------------------------------
@@ -193,6 +222,10 @@ void launch(StreamHandle* stream, const Shape& shape, void (*kernel)(P...), cons
 [[nodiscard]] inline std::int64_t or_packed(std::int64_t stride, std::int64_t packed) { return stride != 0 ? stride : packed; }
 // Whether accesses of 16 bytes may start at the pointer (an absent operand does not mind).
 [[nodiscard]] inline bool is_aligned(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
+template <typename... P>
+[[nodiscard]] bool all_aligned(const P&... p) {
+  return (is_aligned(p.data) && ...);
+}
 
 // Calls f with a value of the storage type.
 template <typename F>

@@ -1,6 +1,7 @@
-// What a launch says when it fails.
+// The backend's making, and what a launch says when it fails.
 #include <string>
 
+#include "kernels/cuda/cuda_ops.cuh"
 #include "kernels/cuda/device.cuh"
 
 namespace spipe::cuda {
@@ -10,3 +11,14 @@ void check_launch(cudaError_t error) {
 }
 
 }  // namespace spipe::cuda
+
+namespace spipe {
+
+std::unique_ptr<Ops> make_cuda_ops(void* scratch) { return std::make_unique<cuda::CudaOps>(static_cast<float*>(scratch)); }
+
+int cuda_device_count() {
+  int count = 0;  // left alone when there is no driver
+  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
+}  // namespace spipe

@@ -14,8 +14,8 @@ constexpr int kThreads = 256;
 // A block takes one or more norm blocks of 4,096 elements. Reads 4 B an element (8 with b), writes 2 or 4; 3 FLOPs.
 // dst may be a narrower tensor over a: norm blocks must go in order then, so it is launched as one block, whose writes of one
 // norm block land on what it has read before.
-template <typename T, bool vector>
-__global__ void __launch_bounds__(kThreads) finish_gradient_kernel(const FinishGradientArgs args) {
+template <typename T>
+__global__ void __launch_bounds__(kThreads) finish_gradient_kernel(const FinishGradientArgs args, bool vector) {
   constexpr int kRuns = static_cast<int>(kNormBlock) / (kThreads * kRun);
   __shared__ float values[kNormBlock];
   T* dst = static_cast<T*>(args.dst.data);
@@ -24,9 +24,9 @@ __global__ void __launch_bounds__(kThreads) finish_gradient_kernel(const FinishG
     Floats<kRun> rounded_values[kRuns];
     for (int r = 0; r < kRuns; ++r) {
       const int at = (r * kThreads + static_cast<int>(threadIdx.x)) * kRun;
-      Floats<kRun> g = load_some<kRun, vector>(args.a, first + at, args.elements);
+      Floats<kRun> g = load_some<kRun>(args.a, first + at, args.elements, vector);
       if (args.b != nullptr) {
-        const Floats<kRun> b = load_some<kRun, vector>(args.b, first + at, args.elements);
+        const Floats<kRun> b = load_some<kRun>(args.b, first + at, args.elements, vector);
         for (int j = 0; j < kRun; ++j) g.v[j] = __fadd_rn(g.v[j], b.v[j]);
       }
       for (int j = 0; j < kRun; ++j) {
@@ -38,9 +38,9 @@ __global__ void __launch_bounds__(kThreads) finish_gradient_kernel(const FinishG
     __syncthreads();
     for (int r = 0; r < kRuns; ++r) {
       const int at = (r * kThreads + static_cast<int>(threadIdx.x)) * kRun;
-      store_some<kRun, vector>(dst, first + at, args.elements, rounded_values[r]);
+      store_some<kRun>(dst, first + at, args.elements, vector, rounded_values[r]);
     }
-    if (threadIdx.x < 16) {  // the sixteen lanes of the contract; squares of floats are exact in double
+    if (args.block_sums != nullptr && threadIdx.x < 16) {  // the sixteen lanes of the contract; squares of floats are exact in double
       double sum = 0;
       for (int i = static_cast<int>(threadIdx.x); i < kNormBlock; i += 16) {
         const double x = static_cast<double>(values[i]);
@@ -59,23 +59,13 @@ __global__ void __launch_bounds__(kThreads) finish_gradient_kernel(const FinishG
 
 // ---- update rules ---------------------------------------------------------------------------------------------------------
 
-// Types are decided at run time: the same way in all threads, and the kernel waits for memory anyway.
-template <bool vector>
-__device__ __forceinline__ Floats<kRun> load_as(const void* p, DType type, std::int64_t i, std::int64_t count) {
-  if (type == DType::f32) return load_some<kRun, vector>(static_cast<const float*>(p), i, count);
-  if (type == DType::f16) return load_some<kRun, vector>(static_cast<const Half*>(p), i, count);
-  return load_some<kRun, vector>(static_cast<const Bf16*>(p), i, count);  // bf16 and the low halves of masters
-}
-
 // Four 16-bit patterns.
-template <bool vector>
-__device__ __forceinline__ void store_patterns(void* pointer, std::int64_t i, std::int64_t count, const unsigned (&x)[kRun]) {
+__device__ __forceinline__ void store_patterns(void* pointer, std::int64_t i, std::int64_t count, bool vector,
+                                               const unsigned (&x)[kRun]) {
   auto* p = static_cast<std::uint16_t*>(pointer);
-  if constexpr (vector) {
-    if (i + kRun <= count) {
-      const unsigned words[2] = {x[0] | x[1] << 16, x[2] | x[3] << 16};
-      return store_words<kRun>(p + i, words);
-    }
+  if (vector && i + kRun <= count) {
+    const unsigned words[2] = {x[0] | x[1] << 16, x[2] | x[3] << 16};
+    return store_words<kRun>(p + i, words);
   }
   for (int j = 0; j < kRun; ++j) {
     if (i + j < count) p[i + j] = static_cast<std::uint16_t>(x[j]);
@@ -124,25 +114,25 @@ struct Step {  // of one element
 
 // One pass. Bytes an element, AdamW: fp32 state with bf16 gradient and copy 14 read + 14 written; split with bf16 moments 10
 // + 8. About 14 FLOPs: memory-bound by far.
-template <UpdateRule rule, bool vector>
-__global__ void __launch_bounds__(kThreads) update_kernel(const UpdateArgs a) {
+template <UpdateRule rule>
+__global__ void __launch_bounds__(kThreads) update_kernel(const UpdateArgs a, bool vector) {
   constexpr bool second = rule == UpdateRule::adamw || rule == UpdateRule::adam;
   const std::int64_t i = (static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kRun;
   if (i >= a.elements) return;
   const bool split = a.to.master.dtype == DType::u16, copies = a.to.compute.data != nullptr;
   const bool bf16_copy = a.to.compute.dtype == DType::bf16;
-  const Floats<kRun> grad = load_as<vector>(a.grad.data, a.grad.dtype, i, a.elements);
+  const Floats<kRun> grad = load_as<kRun>(a.grad.data, a.grad.dtype, i, a.elements, vector);
   const Ptr& old = split ? a.from.compute : a.from.master;
-  Floats<kRun> p = load_as<vector>(old.data, old.dtype, i, a.elements);
+  Floats<kRun> p = load_as<kRun>(old.data, old.dtype, i, a.elements, vector);
   if (split) {
-    const Floats<kRun> low = load_as<vector>(a.from.master.data, a.from.master.dtype, i, a.elements);
+    const Floats<kRun> low = load_as<kRun>(a.from.master.data, a.from.master.dtype, i, a.elements, vector);
     for (int j = 0; j < kRun; ++j) {
       const unsigned sign_extended = (__float_as_uint(low.v[j]) >> 16 ^ 0x8000U) - 0x8000U;
       p.v[j] = __uint_as_float(__float_as_uint(p.v[j]) + sign_extended);
     }
   }
-  Floats<kRun> m = load_as<vector>(a.from.m.data, a.from.m.dtype, i, a.elements), v = {};
-  if constexpr (second) v = load_as<vector>(a.from.v.data, a.from.v.dtype, i, a.elements);
+  Floats<kRun> m = load_as<kRun>(a.from.m.data, a.from.m.dtype, i, a.elements, vector), v = {};
+  if constexpr (second) v = load_as<kRun>(a.from.v.data, a.from.v.dtype, i, a.elements, vector);
   bool overflow = false;
   for (int j = 0; j < kRun; ++j) {
     const Step<rule> step(a, __fmul_rn(grad.v[j], a.grad_scale), p.v[j], m.v[j], v.v[j]);
@@ -162,23 +152,23 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const UpdateArgs a) {
       m_bits[j] = round_at_random(m.v[j], random & 0xffffU);
       v_bits[j] = round_at_random(v.v[j], random >> 16);
     }
-    store_patterns<vector>(a.to.m.data, i, a.elements, m_bits);
-    if constexpr (second) store_patterns<vector>(a.to.v.data, i, a.elements, v_bits);
+    store_patterns(a.to.m.data, i, a.elements, vector, m_bits);
+    if constexpr (second) store_patterns(a.to.v.data, i, a.elements, vector, v_bits);
   } else {
-    store_some<kRun, vector>(static_cast<float*>(a.to.m.data), i, a.elements, m);
-    if constexpr (second) store_some<kRun, vector>(static_cast<float*>(a.to.v.data), i, a.elements, v);
+    store_some<kRun>(static_cast<float*>(a.to.m.data), i, a.elements, vector, m);
+    if constexpr (second) store_some<kRun>(static_cast<float*>(a.to.v.data), i, a.elements, vector, v);
   }
   if (split) {
     unsigned low[kRun];
     for (int j = 0; j < kRun; ++j) low[j] = __float_as_uint(p.v[j]) & 0xffffU;
-    store_patterns<vector>(a.to.master.data, i, a.elements, low);
+    store_patterns(a.to.master.data, i, a.elements, vector, low);
   } else {
-    store_some<kRun, vector>(static_cast<float*>(a.to.master.data), i, a.elements, p);
+    store_some<kRun>(static_cast<float*>(a.to.master.data), i, a.elements, vector, p);
   }
   if (copies) {
     unsigned copy[kRun];
     for (int j = 0; j < kRun; ++j) copy[j] = bf16_copy ? copy_bits<Bf16>(p.v[j]) : copy_bits<Half>(p.v[j]);
-    store_patterns<vector>(a.to.compute.data, i, a.elements, copy);
+    store_patterns(a.to.compute.data, i, a.elements, vector, copy);
   }
   if (overflow) atomicOr(a.nonfinite_master, 1U);
 }
@@ -190,8 +180,8 @@ void launch_update(StreamHandle* stream, const UpdateArgs& args) {
   for (const UpdatePlanes* planes : {&from, &to}) {
     for (const Ptr& p : {planes->compute, planes->master, planes->m, planes->v}) vector = vector && is_aligned(p.data);
   }
-  launch(stream, {.blocks_x = blocks_of(args.elements, kThreads * kRun), .threads = kThreads},
-         vector ? update_kernel<rule, true> : update_kernel<rule, false>, args);
+  launch(stream, {.blocks_x = blocks_of(args.elements, kThreads * kRun), .threads = kThreads}, update_kernel<rule>, args,
+         vector);
 }
 
 }  // namespace
@@ -204,7 +194,7 @@ void CudaOps::finish_gradient(StreamHandle* stream, const FinishGradientArgs& ar
   with_storage(args.dst.dtype, [&](auto t) {
     using T = decltype(t);
     launch(stream, {.blocks_x = in_order ? 1 : blocks_of(args.elements, kNormBlock), .threads = kThreads},
-           vector ? finish_gradient_kernel<T, true> : finish_gradient_kernel<T, false>, args);
+           finish_gradient_kernel<T>, args, vector);
   });
 }
 

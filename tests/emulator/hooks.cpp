@@ -13,10 +13,11 @@ using spipe::emulator::Machine;
 namespace {
 
 void access(const void* address, std::size_t bytes, Access kind) {
+  Machine* machine = Machine::if_there();
   if (spipe::emulator::in_kernel) {
-    Machine::instance().access(address, bytes, kind);
-  } else if (Machine::exists()) {
-    Machine::instance().host_access(address, bytes, kind);
+    machine->access(address, bytes, kind);
+  } else if (machine != nullptr) {
+    machine->host_access(address, bytes, kind);
   }
 }
 

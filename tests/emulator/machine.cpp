@@ -5,7 +5,6 @@
 #include <link.h>
 
 #include <algorithm>
-#include <atomic>
 #include <utility>
 
 #include "spipe/base/error.h"
@@ -21,8 +20,6 @@ Builtins builtins;
 constinit thread_local bool in_kernel = false;
 
 namespace {
-
-std::atomic<bool> machine_exists = false;
 
 // The calling thread's copy of the program's thread-local variables.
 struct TlsBlock {
@@ -49,6 +46,11 @@ std::string at_text(const std::source_location& at) {
   return fmt::format("{}:{}", path.substr(path.rfind('/') + 1), at.line());
 }
 
+bool same_text(const char* a, const char* b) { return a == b || std::string_view(a) == b; }
+bool same_place(const std::source_location& a, const std::source_location& b) {
+  return a.line() == b.line() && same_text(a.file_name(), b.file_name());
+}
+
 Index3 unflatten(std::uint64_t flat, const Index3& size) {
   return {static_cast<unsigned>(flat % size.x), static_cast<unsigned>(flat / size.x % size.y),
           static_cast<unsigned>(flat / size.x / size.y)};
@@ -61,9 +63,9 @@ Machine& Machine::instance() {
   return machine;
 }
 
-Machine::Machine() : fibers_(fiber_main) { machine_exists = true; }
+std::atomic<Machine*> Machine::there_ = nullptr;
 
-bool Machine::exists() { return machine_exists; }
+Machine::Machine() : fibers_(fiber_main) { there_ = this; }
 
 std::string Machine::run(const LaunchShape& shape) {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -191,7 +193,7 @@ void Machine::sync_block(const std::source_location& at) {
   if (++at_barrier_ < threads_.size()) return wait();
   for (unsigned i = 0; i < threads_.size(); ++i) {
     const std::source_location& other = threads_[i].at;
-    if (other.line() != at.line() || std::string_view(other.file_name()) != at.file_name()) {
+    if (!same_place(other, at)) {
       fault(fmt::format("barrier divergence: it waits at {}, thread {} at {}", at_text(at), i, at_text(other)));
     }
   }
@@ -230,7 +232,7 @@ void Machine::sync_warp(const char* name, std::uint32_t mask, void* data, void (
     }
     if (thread.state != State::at_warp) {
       all_here = false;
-    } else if (thread.mask != mask || std::string_view(thread.warp_function) != name || thread.at.line() != at.line()) {
+    } else if (thread.mask != mask || !same_text(thread.warp_function, name) || !same_place(thread.at, at)) {
       fault(fmt::format("warp divergence: it calls {} with mask {:#x} at {}, lane {} calls {} with mask {:#x} at {}", name,
                         mask, at_text(at), i, thread.warp_function, thread.mask, at_text(thread.at)));
     } else {

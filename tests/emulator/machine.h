@@ -5,6 +5,7 @@
 // memory (hooks.cpp).
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -95,8 +96,8 @@ class Machine {
   // ---- for hooks.cpp ----
   void access(const void* address, std::size_t bytes, Access kind);       // by a kernel
   void host_access(const void* address, std::size_t bytes, Access kind);  // by other code of kernel files
-  // Whether a machine is there: its own constructor and other static initialisation run instrumented code, too.
-  [[nodiscard]] static bool exists();
+  // The machine, or null before there is one: its constructor and other static initialisation run instrumented code, too.
+  [[nodiscard]] static Machine* if_there() { return there_.load(std::memory_order_relaxed); }
 
  private:
   enum class State : std::uint8_t { fresh, ready, running, at_barrier, at_warp, ended };
@@ -121,12 +122,14 @@ class Machine {
   [[nodiscard]] std::string name_of(unsigned thread) const;
   // shadow.cpp: what is remembered of every byte of device and shared memory.
   void stamp_own();
+  void check_byte(const std::byte* address, std::size_t at, std::size_t bytes, Access kind, ShadowCell& cell, bool shared);
   void check_bytes(const std::byte* address, std::size_t bytes, Access kind, ShadowCell* cells, bool shared);
   [[nodiscard]] bool conflicts(std::uint64_t stamp) const;
   [[nodiscard]] std::uint64_t merge_read(std::uint64_t old, bool shared) const;
   [[noreturn]] void fault_race(const std::byte* address, Access kind, std::uint64_t stamp, bool was_write, bool shared);
   [[noreturn]] void fault_access(std::size_t bytes, Access kind, const std::string& where);
 
+  static std::atomic<Machine*> there_;
   DeviceHeap heap_;
   FiberPool fibers_;
   std::mutex mutex_;

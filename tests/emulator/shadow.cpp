@@ -85,28 +85,40 @@ void Machine::fault_race(const std::byte* address, Access kind, std::uint64_t st
                     was_write ? "wrote" : "read"));
 }
 
-void Machine::check_bytes(const std::byte* address, std::size_t bytes, Access kind, ShadowCell* cells, bool shared) {
+// One byte: `at` in the cells' and the memory's order.
+void Machine::check_byte(const std::byte* address, std::size_t at, std::size_t bytes, Access kind, ShadowCell& cell,
+                         bool shared) {
   const std::uint64_t own = kind == Access::atomic ? own_stamp_ | kAtomic : own_stamp_;
-  for (std::size_t i = 0; i < bytes; ++i) {
-    ShadowCell& cell = cells[i];
-    const bool unwritten = shared ? interval_of(cell.write) < block_start_ : cell.write == kUnwritten;
-    if (!shared && cell.write == kForbidden) fault_access(bytes, kind, "of forbidden memory " + heap_.describe(address + i));
-    if (kind != Access::write && unwritten) {
-      fault_access(bytes, kind, "that nobody wrote, " + (shared ? "in shared memory" : heap_.describe(address + i)));
-    }
-    const bool both_atomic = kind == Access::atomic && (cell.write & kAtomic) != 0 && cell.write > kLastMark;
-    if (cell.write != own && !both_atomic && !(shared && unwritten) && conflicts(cell.write)) {
-      fault_race(address + i, kind, cell.write, true, shared);
-    }
-    if (kind == Access::read) {
-      if (cell.read != own) cell.read = merge_read(cell.read, shared);
-      continue;
-    }
-    // Reads of an earlier block stay in the cells of shared memory, which it had to itself.
-    if (cell.read != own && !(shared && interval_of(cell.read) < block_start_) && conflicts(cell.read)) {
-      fault_race(address + i, kind, cell.read, false, shared);
-    }
-    cell.write = own;
+  const bool unwritten = shared ? interval_of(cell.write) < block_start_ : cell.write == kUnwritten;
+  if (!shared && cell.write == kForbidden) fault_access(bytes, kind, "of forbidden memory " + heap_.describe(address + at));
+  if (kind != Access::write && unwritten) {
+    fault_access(bytes, kind, "that nobody wrote, " + (shared ? "in shared memory" : heap_.describe(address + at)));
+  }
+  const bool both_atomic = kind == Access::atomic && (cell.write & kAtomic) != 0 && cell.write > kLastMark;
+  if (cell.write != own && !both_atomic && !(shared && unwritten) && conflicts(cell.write)) {
+    fault_race(address + at, kind, cell.write, true, shared);
+  }
+  if (kind == Access::read) {
+    if (cell.read != own) cell.read = merge_read(cell.read, shared);
+    return;
+  }
+  // Reads of an earlier block stay in the cells of shared memory, which it had to itself.
+  if (cell.read != own && !(shared && interval_of(cell.read) < block_start_) && conflicts(cell.read)) {
+    fault_race(address + at, kind, cell.read, false, shared);
+  }
+  cell.write = own;
+}
+
+void Machine::check_bytes(const std::byte* address, std::size_t bytes, Access kind, ShadowCell* cells, bool shared) {
+  // Nearly always the bytes of an access have one history.
+  std::uint64_t different = 0;
+  for (std::size_t i = 1; i < bytes; ++i) different |= (cells[i].write ^ cells[0].write) | (cells[i].read ^ cells[0].read);
+  const ShadowCell before = cells[0];
+  check_byte(address, 0, bytes, kind, cells[0], shared);
+  if (different != 0) {
+    for (std::size_t i = 1; i < bytes; ++i) check_byte(address, i, bytes, kind, cells[i], shared);
+  } else if (cells[0].write != before.write || cells[0].read != before.read) {
+    for (std::size_t i = 1; i < bytes; ++i) cells[i] = cells[0];
   }
 }
 

@@ -29,6 +29,7 @@ inline int __popc(unsigned x) { return std::popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
 
+inline float normcdff(float x) { return static_cast<float>(0.5 * std::erfc(-static_cast<double>(x) / 1.4142135623730951)); }
 inline float rsqrtf(float x) { return 1.0F / __builtin_sqrtf(x); }
 
 // Cache hints are only hints.
