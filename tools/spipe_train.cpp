@@ -17,6 +17,7 @@
 #include "spipe/base/units.h"
 #include "spipe/base/version.h"
 #include "spipe/comm/world.h"
+#include "spipe/data/utf8.h"
 #include "spipe/exec/signals.h"
 #include "spipe/exec/trainer.h"
 #include "spipe/report/report.h"
@@ -31,6 +32,19 @@ namespace {
 bool on_terminal() {
   const char* const term = std::getenv("TERM");
   return isatty(STDOUT_FILENO) != 0 && term != nullptr && *term != '\0' && std::string_view(term) != "dumb";
+}
+
+// A text as part of a line on a terminal: what would break the line or steer the terminal is shown by pictures.
+std::string on_one_line(const std::string& text) {
+  std::string line;
+  for (const char c : data::without_controls(text)) {
+    if (c == '\n' || c == '\t') {
+      line += c == '\n' ? "\xE2\x8F\x8E" : " ";  // U+23CE
+    } else {
+      line.push_back(c);
+    }
+  }
+  return line;
 }
 
 // Turns the step loop's records into the progress line and metrics.jsonl.
@@ -49,6 +63,9 @@ class Console : public exec::RunListener {
     flops_per_token_ = model::model_flops_per_token(setup.shape);
     peak_flops_ = rates.matmul_flops;
     if (c.log.jsonl) metrics_ = std::make_unique<report::MetricsWriter>(c.checkpoint.dir / "metrics.jsonl", resume_step);
+    if (!c.log.samples.empty()) {
+      samples_ = std::make_unique<report::MetricsWriter>(c.checkpoint.dir / "samples.jsonl", resume_step);
+    }
     progress_ = std::make_unique<report::Progress>(total_, log_every_, on_terminal());
   }
 
@@ -107,6 +124,14 @@ class Console : public exec::RunListener {
     metrics_->write(m);
   }
 
+  void on_samples(std::uint64_t step, const std::vector<exec::Sample>& samples) override {
+    for (const exec::Sample& sample : samples) {
+      progress_->line(fmt::format("sample at step {}: {}|{}{}", step, on_one_line(sample.prompt), on_one_line(sample.text),
+                                  sample.ended ? "" : "..."));
+      samples_->write_sample(step, sample.prompt, sample.text, sample.ended);
+    }
+  }
+
   void on_checkpoint(std::uint64_t step, const std::filesystem::path& path, double seconds) override {
     log_info(fmt::format("checkpoint of step {} in {} ({})", step, path.string(), format_duration(seconds)));
   }
@@ -116,7 +141,7 @@ class Console : public exec::RunListener {
   }
 
  private:
-  std::unique_ptr<report::MetricsWriter> metrics_;
+  std::unique_ptr<report::MetricsWriter> metrics_, samples_;
   std::unique_ptr<report::Progress> progress_;
   report::StepMetrics last_;
   std::int64_t log_every_ = 1;
@@ -168,6 +193,7 @@ void print_end(const config::Config& config, const exec::RunSummary& summary, co
   }
   fmt::print("  checkpoint  {}\n", summary.checkpoint.string());
   if (config.log.jsonl) fmt::print("  metrics     {}/metrics.jsonl\n", dir);
+  if (!config.log.samples.empty()) fmt::print("  samples     {}/samples.jsonl\n", dir);
   fmt::print("  go on       {}{}\n", go_on,
              summary.code == ExitCode::kOk
                  ? fmt::format(" --set train.steps={} --allow-change train.steps", 2 * config.train.steps)

@@ -150,6 +150,27 @@ Key paths(std::string path, Field field, bool may_be_empty, std::string help) {
   return made;
 }
 
+// A list of any texts; one needs no brackets.
+template <class Field>
+Key texts(std::string path, Field field, std::string help) {
+  Key made = key(std::move(path), "list of texts", "", std::move(help));
+  made.read = [field](Config& config, const Value& value) {
+    std::vector<std::string> found;
+    if (value.node.kind == Node::Kind::list) {
+      for (const Node& node : value.node.items) found.push_back(read_scalar({node, value.key, value.place}, "a list of texts"));
+    } else {
+      found.push_back(read_scalar(value, "a list of texts"));
+    }
+    field(config) = std::move(found);
+  };
+  made.write = [field](const Config& config) {
+    std::string text;
+    for (const std::string& item : field(config)) text += (text.empty() ? "" : ", ") + yaml_scalar(item);
+    return "[" + text + "]";
+  };
+  return made;
+}
+
 // A value of an enumeration, or of a text, by name.
 template <class T>
 struct Choice {

@@ -102,8 +102,9 @@ void check_spikes(const Config& config, const Place& place) {
 
 void check_evaluation(const Config& config, const Place& place) {
   if (!config.data.eval.empty()) return;
-  for (const auto& [key, value] :
-       {std::pair{"train.eval_every", config.train.eval_every}, std::pair{"train.eval_batches", config.train.eval_batches}}) {
+  const bool samples = !config.log.samples.empty();  // they come every train.eval_every steps, with or without an evaluation
+  for (const auto& [key, value] : {std::pair{"train.eval_every", samples ? 0 : config.train.eval_every},
+                                   std::pair{"train.eval_batches", config.train.eval_batches}}) {
     if (value > 0)
       throw Error(std::string(key) + " is given but data.eval is not", place(key), "name held-out token files in data.eval");
   }

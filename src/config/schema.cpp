@@ -60,9 +60,9 @@ void add_batch_and_train(std::vector<Key>& table) {
                  {"gradient_checkpointing", "activation_checkpointing"}));
   table.push_back(switch_key("train.park", SPIPE_FIELD(train.park),
                              "Park boundaries in host memory between forward and backward; auto: when memory asks for it."));
-  table.push_back(named_also(
-      integer("train.eval_every", SPIPE_FIELD(train.eval_every), at_least(0), "Steps between evaluations; 0: only at the end."),
-      {"eval_interval", "eval_steps"}));
+  table.push_back(named_also(integer("train.eval_every", SPIPE_FIELD(train.eval_every), at_least(0),
+                                     "Steps between evaluations (and samples); 0: only at the end."),
+                             {"eval_interval", "eval_steps"}));
   table.push_back(integer("train.eval_batches", SPIPE_FIELD(train.eval_batches), at_least(0),
                           "Micro-batches per evaluation; 0: the whole held-out set."));
   table.push_back(integer("train.head_chunk", SPIPE_FIELD(train.head_chunk), between(0, kIntMax),
@@ -236,6 +236,13 @@ void add_checkpoint_and_log(std::vector<Key>& table) {
   table.push_back(
       boolean("log.unit_norms", SPIPE_FIELD(log.unit_norms), "Write the gradient norm of every unit into metrics.jsonl."));
   table.push_back(boolean("log.trace", SPIPE_FIELD(log.trace), "Write a Chrome trace of the tasks into the run folder."));
+  table.push_back(named_also(texts("log.samples", SPIPE_FIELD(log.samples),
+                                   "Prompts that the model goes on with every train.eval_every steps and at the end: printed, "
+                                   "and written into samples.jsonl of the run folder. Needs data of the byte tokenizer."),
+                             {"sample_prompts", "prompts"}));
+  table.push_back(integer("log.sample_tokens", SPIPE_FIELD(log.sample_tokens), between(1, 65536), "Most tokens of a sample."));
+  table.push_back(number("log.sample_temperature", SPIPE_FIELD(log.sample_temperature), between(0, 100),
+                         "Temperature of samples (top-p is 0.95); 0: always the likeliest token."));
   table.push_back(planned_key("log.tensorboard", "false", "use log.jsonl", "Write TensorBoard event files."));
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "resume.h"
+#include "samples.h"
 #include "saver.h"
 #include "spipe/comm/region.h"
 #include "spipe/data/data.h"
@@ -51,6 +52,7 @@ class Run {
   void between_steps();
   void raise_signals();
   void evaluate();
+  void sample();
   [[nodiscard]] Pacer::Account pace_of_all() const;
   [[nodiscard]] std::uint64_t sum_over_ranks(std::uint64_t own) const;
   void settle_residents();
@@ -66,6 +68,9 @@ class Run {
   }
   [[nodiscard]] bool evaluation_due(std::uint64_t steps_done) const {
     return eval_executor_ && due(setup_.config.train.eval_every, steps_done) && steps_done < total_steps();
+  }
+  [[nodiscard]] bool samples_due(std::uint64_t steps_done) const {
+    return !setup_.config.log.samples.empty() && due(setup_.config.train.eval_every, steps_done) && steps_done < total_steps();
   }
   [[nodiscard]] bool stop_due(std::uint64_t steps_done) const {
     return options_.stop_after && steps_done - summary_.first_step >= *options_.stop_after;
@@ -93,6 +98,7 @@ class Run {
   std::unique_ptr<Executor> train_executor_, saving_executor_, eval_executor_;
   Executor* current_ = nullptr;
   std::unique_ptr<Saver> saver_;
+  std::unique_ptr<Sampling> sampling_;   // on rank 0, with log.samples
   std::vector<StepRequest> on_the_way_;  // begun and not finished, oldest first
   std::uint32_t pending_ = 0;            // Asked
   int replays_ = 0;                      // of steps that were not finite

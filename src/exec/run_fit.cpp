@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "samples.h"
 #include "spipe/base/checked.h"
 #include "spipe/base/error.h"
 #include "spipe/base/host.h"
@@ -106,7 +107,8 @@ void fit_one_rank(RunSetup& setup, const device::DeviceRates& rates, bool arena_
   request.extra_host_bytes = [&](const plan::Plan& plan) {
     const std::uint64_t own = executor_host_bytes(plan, setup.shape);
     if (plan.options.evaluate) return own;
-    return own + executor_host_bytes(with_saves(plan), setup.shape) + optim::NormTable::bytes(setup.shape);
+    return own + executor_host_bytes(with_saves(plan), setup.shape) + optim::NormTable::bytes(setup.shape) +
+           sampling_bytes(setup, 0);
   };
   setup.fit = plan::fit(request);
   setup.train_and_save = with_saves(setup.fit.train);
@@ -163,7 +165,8 @@ void fit_pipeline(RunSetup& setup, const device::DeviceRates& rates, bool arena_
   request.evaluation = !config.data.eval.empty();
   request.extra_host_bytes = [&setup](const plan::Plan& plan, int host) {
     const bool trains = !plan.options.evaluate && !plan.options.save;
-    return executor_host_bytes(plan, setup.shape, host) + (trains ? optim::NormTable::bytes(setup.shape) : 0);
+    return executor_host_bytes(plan, setup.shape, host) +
+           (trains ? optim::NormTable::bytes(setup.shape) + sampling_bytes(setup, host) : 0);
   };
   request.choice = setup.job.choice;
   plan::RankFit found = plan::fit_ranks(request);

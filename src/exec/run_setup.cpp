@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "run_fit.h"
+#include "samples.h"
 #include "spipe/base/checked.h"
 #include "spipe/base/host.h"
 #include "spipe/base/units.h"
@@ -114,7 +115,7 @@ void sum_host_bytes(RunSetup& setup) {
     if (plan->mailbox_bytes.empty()) continue;
     setup.host.mailboxes = std::max(setup.host.mailboxes, plan->mailbox_bytes[static_cast<std::size_t>(setup.job.host())]);
   }
-  setup.host.staging += optim::NormTable::bytes(setup.shape);
+  setup.host.staging += optim::NormTable::bytes(setup.shape) + sampling_bytes(setup, setup.job.host());
   setup.host.total = setup.host.store + setup.host.arena + setup.host.parking + setup.host.mailboxes + setup.host.staging;
   if (setup.host.total > setup.host_limit) {
     throw Error(fmt::format("the run needs {} ({} B) of host memory, the limit is {} ({})", format_bytes(setup.host.total),
@@ -204,6 +205,7 @@ RunSetup prepare_run(const config::Config& config, const device::DeviceInfo& inf
   setup.job.barrier_between_steps = setup.job.barrier_between_steps || waits_for_updates(config.optimizer);
 
   check_pace(setup);
+  check_sampling(setup);
   set_host_limit(setup);
   const bool arena_on_host = info.backend == "cpu";
   const std::string& schedule = config.parallel.schedule;

@@ -197,6 +197,7 @@ void Run::open_data() {
   const auto vocab = static_cast<std::uint64_t>(setup_.architecture.vocab_size);
   train_data_ = std::make_unique<data::TrainData>(data::expand_globs(c.data.train, "data.train"), c.data.seq_len,
                                                   c.batch.global, c.data.shuffle_seed, vocab);
+  if (!c.log.samples.empty()) check_sampling_data(c);
   if (!c.data.eval.empty()) {
     eval_data_ = std::make_unique<data::EvalData>(data::expand_globs(c.data.eval, "data.eval"), c.data.seq_len, vocab);
   }
@@ -330,6 +331,8 @@ void Run::allocate() {
   saving_executor_ = bind(setup_.train_and_save, "save", 1);
   if (setup_.fit.evaluate) eval_executor_ = bind(*setup_.fit.evaluate, "evaluate", 2);
   saver_ = std::make_unique<Saver>(setup_, *store_, world_);
+  if (leads() && !setup_.config.log.samples.empty())
+    sampling_ = std::make_unique<Sampling>(setup_, device_->host_ops(), *store_);
   if (resume_from_) saver_->loaded(state_.step);
 }
 

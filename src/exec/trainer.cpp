@@ -236,6 +236,14 @@ void Run::evaluate() {
   if (leads()) listener_.on_evaluation(state_.step, *summary_.eval_loss, targets);
 }
 
+// With the engine at rest: the store is read in place.
+void Run::sample() {
+  settle_residents();
+  world_.barrier();
+  if (sampling_ != nullptr) listener_.on_samples(state_.step, sampling_->make(*store_));
+  world_.barrier();
+}
+
 // State that stays on devices is brought to the store, for who looks at it there. With the engine at rest.
 void Run::settle_residents() {
   if (residents_ == nullptr && setup_.fit.train.resident_bytes == 0) return;
@@ -269,7 +277,8 @@ void Run::raise_signals() {
 // Whether the step after `steps_done` others may begin while the last of them still runs: nothing has to happen between.
 bool Run::may_begin_early(std::uint64_t steps_done) const {
   return current_ == train_executor_.get() && steps_done < total_steps() && pending_ == 0 && !options_.after_step &&
-         !setup_.job.barrier_between_steps && !save_due(steps_done) && !evaluation_due(steps_done) && !stop_due(steps_done);
+         !setup_.job.barrier_between_steps && !save_due(steps_done) && !evaluation_due(steps_done) &&
+         !samples_due(steps_done) && !stop_due(steps_done);
 }
 
 void Run::between_steps() {
@@ -280,6 +289,7 @@ void Run::between_steps() {
   if (stop_due(state_.step)) pending_ |= kSaveAndStop;
   if (pending_ != 0) save_whole();  // before an evaluation: who asks may not wait for long
   if (evaluation_due(state_.step)) evaluate();
+  if (samples_due(state_.step)) sample();
   if ((pending_ & kSaveAndStop) != 0 && state_.step < total_steps()) {
     if (leads()) log_info(fmt::format("stopped after step {} as asked; continue with --resume", state_.step));
     summary_.code = ExitCode::kSaved;
@@ -353,6 +363,7 @@ RunSummary Run::operator()() {
   if (summary_.code == ExitCode::kOk && !summary_.already_finished) {
     save_whole();
     if (eval_executor_) evaluate();
+    if (!setup_.config.log.samples.empty()) sample();
   }
   report_save(true);
   if (pacer_) summary_.pace = pace_of_all();

@@ -68,6 +68,7 @@ struct Decoder::Impl {
     return checked_mul(narrow<std::uint64_t>(capacity), cache_row_bytes(whole.architecture, whole.compute));
   }
   [[nodiscard]] UnitCall call_of(int unit);
+  void check_parameters() const;
   void pass(const ModelShape& shape, std::span<const std::int32_t> tokens);
 
   Ops& ops;
@@ -81,6 +82,14 @@ struct Decoder::Impl {
   std::vector<float> logits;
   std::vector<UnitMemory> memory;
 };
+
+void Decoder::Impl::check_parameters() const {
+  SPIPE_CHECK(parameters.size() == whole.store_units.size(), "a decoder needs the slab of every store unit");
+  for (std::size_t s = 0; s < parameters.size(); ++s) {
+    const bool empty = whole.store_units[s].parameters.empty();
+    SPIPE_CHECK(empty || parameters[s] != nullptr, "no parameters of " + whole.store_units[s].name);
+  }
+}
 
 UnitCall Decoder::Impl::call_of(int unit) {
   memory.clear();
@@ -115,11 +124,7 @@ Decoder::Decoder(const Architecture& architecture, DType compute, std::vector<co
   SPIPE_CHECK(architecture.position == PositionKind::rope || capacity <= architecture.max_positions,
               "a sequence is at most as long as the position table");
   impl_ = std::make_unique<Impl>(architecture, compute, std::move(parameters), ops, capacity);
-  SPIPE_CHECK(impl_->parameters.size() == impl_->whole.store_units.size(), "a decoder needs the slab of every store unit");
-  for (std::size_t s = 0; s < impl_->parameters.size(); ++s) {
-    const bool empty = impl_->whole.store_units[s].parameters.empty();
-    SPIPE_CHECK(empty || impl_->parameters[s] != nullptr, "no parameters of " + impl_->whole.store_units[s].name);
-  }
+  impl_->check_parameters();
 }
 
 Decoder::~Decoder() = default;
@@ -153,6 +158,11 @@ std::span<const float> Decoder::append(std::span<const std::int32_t> tokens) {
 }
 
 void Decoder::clear() { impl_->length = 0; }
+void Decoder::clear(std::vector<const void*> parameters) {
+  impl_->parameters = std::move(parameters);
+  impl_->check_parameters();
+  impl_->length = 0;
+}
 std::int64_t Decoder::length() const { return impl_->length; }
 std::int64_t Decoder::capacity() const { return impl_->capacity; }
 

@@ -114,6 +114,7 @@ void cut_after(const std::filesystem::path& file, std::uint64_t resume_step) {
 struct MetricsWriter::Impl {
   std::filesystem::path file;
   int fd = -1;
+  void append(const std::string& line) const;
 };
 
 MetricsWriter::MetricsWriter(std::filesystem::path file, std::uint64_t resume_step) : impl_(std::make_unique<Impl>()) {
@@ -132,15 +133,21 @@ MetricsWriter::~MetricsWriter() {
   }
 }
 
-void MetricsWriter::write(const StepMetrics& metrics) {
-  const std::string line = line_of(metrics);
+void MetricsWriter::write(const StepMetrics& metrics) { impl_->append(line_of(metrics)); }
+
+void MetricsWriter::write_sample(std::uint64_t step, const std::string& prompt, const std::string& text, bool ended) {
+  const Json json{{"step", step}, {"prompt", prompt}, {"text", text}, {"ended", ended}};
+  impl_->append(json.dump() + '\n');
+}
+
+void MetricsWriter::Impl::append(const std::string& line) const {
   for (std::size_t done = 0; done < line.size();) {
-    const ssize_t count = ::write(impl_->fd, line.data() + done, line.size() - done);
+    const ssize_t count = ::write(fd, line.data() + done, line.size() - done);
     if (count < 0 && errno == EINTR) {
       continue;
     }
     if (count < 0) {
-      throw Error(std::string("cannot write metrics (") + std::strerror(errno) + ")", impl_->file.string(),
+      throw Error(std::string("cannot write metrics (") + std::strerror(errno) + ")", file.string(),
                   "free space on the disk and resume");
     }
     done += static_cast<std::size_t>(count);

@@ -160,6 +160,8 @@ void Progress::evaluation(std::uint64_t step, double loss, std::uint64_t targets
       fmt::format("eval at step {}  loss {:.4f}  perplexity {:.4g}  {} targets", step, loss, std::exp(loss), targets));
 }
 
+void Progress::line(std::string_view text) { live_line().print(text); }
+
 void Progress::finish() { impl_->finish(); }
 
 }  // namespace spipe::report

@@ -19,19 +19,9 @@ const Path kSpipe = SPIPE_BINARY;
 class CountingRun {
  public:
   CountingRun() {
-    std::string model = tiny_llama_json();
-    model.replace(model.find("97"), 2, "264");
-    std::string text;
-    for (int i = 0; i < 4000; ++i) text.push_back(static_cast<char>('0' + i % 10));
-    std::ofstream(folder_.path() / "text.txt") << text;
-    data::TokenizeOptions options;
-    options.inputs = {folder_.path() / "text.txt"};
-    TinyRun run{.model_json = model, .settings = {"train.steps=60", "optimizer.lr=1e-2", "checkpoint.every=30"}};
-    write_tiny_files(folder_.path(), run);
-    for (const char* name : {"train.bin", "heldout.bin"}) {
-      options.output = folder_.path() / name;
-      (void)data::tokenize(*data::byte_tokenizer(), options);
-    }
+    const TinyRun run{.model_json = tiny_llama_json(),
+                      .settings = {"train.steps=60", "optimizer.lr=1e-2", "checkpoint.every=30"}};
+    write_tiny_text_files(folder_.path(), run, counting_text(4000));
     result_ = run_tiny(folder_.path(), run);
   }
   [[nodiscard]] Path path() const { return folder_.path(); }

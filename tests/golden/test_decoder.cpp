@@ -146,6 +146,28 @@ TEST_CASE("a cache of keys and values gives the logits of the whole forward at e
   check_all(*ops);
 }
 
+TEST_CASE("a cache in bf16 stays as near to the whole forward as bf16 is") {
+  ThreadPool pool(2);
+  const auto ops = make_cpu_ops(pool);
+  for (const GoldenModel& golden : models()) {
+    INFO(golden.name);
+    const Slabs slabs(golden);
+    std::vector<std::vector<std::uint16_t>> halves;
+    std::vector<const void*> pointers;
+    for (const auto& slab : slabs.slabs) {
+      halves.emplace_back(slab.size());
+      std::transform(slab.begin(), slab.end(), halves.back().begin(), bf16_from_f32);
+      pointers.push_back(halves.back().empty() ? nullptr : halves.back().data());
+    }
+    const std::vector<std::int32_t> tokens = some_tokens(golden, kLength);
+    model::Decoder decoder(golden.architecture, DType::bf16, pointers, *ops, kLength);
+    const auto logits = decoder.append(tokens);
+    const Rows whole = whole_forward(golden, slabs, *ops, tokens);
+    CHECK(difference({whole.back()}, {{logits.begin(), logits.end()}}) < 0.1);
+    CHECK(difference({whole.front()}, {{logits.begin(), logits.end()}}) > 0.1);
+  }
+}
+
 TEST_CASE("greedy text over the cache is the argmax of the whole forward at every position, all families") {
   ThreadPool pool(2);
   const auto ops = make_cpu_ops(pool);

@@ -99,6 +99,24 @@ void write_tiny_files(const std::filesystem::path& folder, const TinyRun& run) {
   write_text_atomic(folder / "run.yaml", tiny_config_text(folder));
 }
 
+void write_tiny_text_files(const std::filesystem::path& folder, TinyRun run, const std::string& text) {
+  run.model_json.replace(run.model_json.find("97"), 2, "264");
+  write_tiny_files(folder, run);
+  write_text_atomic(folder / "text.txt", text);
+  data::TokenizeOptions options;
+  options.inputs = {folder / "text.txt"};
+  for (const char* name : {"train.bin", "heldout.bin"}) {
+    options.output = folder / name;
+    (void)data::tokenize(*data::byte_tokenizer(), options);
+  }
+}
+
+std::string counting_text(std::size_t characters) {
+  std::string text;
+  for (std::size_t i = 0; i < characters; ++i) text.push_back(static_cast<char>('0' + i % 10));
+  return text;
+}
+
 TinyResult run_tiny(const std::filesystem::path& folder, const TinyRun& run) {
   write_tiny_files(folder, run);
   TinyResult result;

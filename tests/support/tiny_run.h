@@ -55,5 +55,10 @@ struct TinyResult {
 // The config text of a tiny run (tests that start the program itself).
 [[nodiscard]] std::string tiny_config_text(const std::filesystem::path& folder);
 void write_tiny_files(const std::filesystem::path& folder, const TinyRun& run);
+// The same with a text as data, by the byte tokenizer: the model's vocabulary becomes 264 (a little padding, as real runs
+// have).
+void write_tiny_text_files(const std::filesystem::path& folder, TinyRun run, const std::string& text);
+// "0123456789012...": what a model can learn in seconds.
+[[nodiscard]] std::string counting_text(std::size_t characters);
 
 }  // namespace spipe::test

@@ -106,6 +106,9 @@ struct CheckpointConfig {
 struct LogConfig {
   std::int64_t every = 10;
   bool jsonl = true, unit_norms = true, trace = false;
+  std::vector<std::string> samples;  // prompts
+  std::int64_t sample_tokens = 64;
+  double sample_temperature = 0.8;
 };
 
 struct Config {

@@ -49,6 +49,12 @@ struct RunSummary {
   std::optional<Pacer::Account> pace;  // of all ranks together, with device.pace
 };
 
+// What the model made of a prompt of log.samples. Texts are well-formed UTF-8.
+struct Sample {
+  std::string prompt, text;
+  bool ended = false;  // by an end-of-document token, rather than by log.sample_tokens
+};
+
 // How a run reports; called on the thread of train(), on rank 0 only. All empty by default.
 class RunListener {
  public:
@@ -59,6 +65,7 @@ class RunListener {
   }
   virtual void on_step(const StepRecord&) {}
   virtual void on_evaluation(std::uint64_t step, double loss, std::uint64_t targets) { (void)step, (void)loss, (void)targets; }
+  virtual void on_samples(std::uint64_t step, const std::vector<Sample>& samples) { (void)step, (void)samples; }
   virtual void on_checkpoint(std::uint64_t step, const std::filesystem::path& path, double seconds) {
     (void)step, (void)path, (void)seconds;
   }

@@ -23,6 +23,7 @@ class Decoder {
   // logits behind the last of them, fp32 [vocab_size], valid until the next call.
   std::span<const float> append(std::span<const std::int32_t> tokens);
   void clear();  // an empty sequence
+  void clear(std::vector<const void*> parameters);  // the same, with parameters that lie elsewhere now
   [[nodiscard]] std::int64_t length() const;
   [[nodiscard]] std::int64_t capacity() const;
   // Bytes that such an object takes beside the parameters.

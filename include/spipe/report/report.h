@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -42,6 +43,8 @@ class MetricsWriter {
   MetricsWriter(std::filesystem::path file, std::uint64_t resume_step);
   ~MetricsWriter();
   void write(const StepMetrics& metrics);
+  // A line of samples.jsonl (a writer of its own file): what the model made of a prompt after a step. Texts are UTF-8.
+  void write_sample(std::uint64_t step, const std::string& prompt, const std::string& text, bool ended);
 
  private:
   struct Impl;
@@ -57,6 +60,7 @@ class Progress {
   ~Progress();
   void step(const StepMetrics& metrics);
   void evaluation(std::uint64_t step, double loss, std::uint64_t targets);
+  void line(std::string_view text);  // one that stays
   void finish();
 
  private:

@@ -102,7 +102,8 @@ TEST_CASE("an unknown key is named with its path, line and the nearest known key
   CHECK(refusal("every: 5") == "run.yaml:4: unknown key 'every'; did you mean one of 'checkpoint.every', 'log.every'?");
   CHECK(refusal("batch_size: 5") == "run.yaml:4: unknown key 'batch_size'; did you mean 'batch.global'?");
   CHECK(refusal("log: {xyzzy: 5}") ==
-        "run.yaml:4: unknown key 'log.xyzzy'; the keys here are every, jsonl, unit_norms, trace, tensorboard");
+        "run.yaml:4: unknown key 'log.xyzzy'; the keys here are every, jsonl, unit_norms, trace, samples, sample_tokens, "
+        "sample_temperature, tensorboard");
   CHECK(refusal("optimizer.lr: 1") == "run.yaml:4: unknown key 'optimizer.lr'; write sections as nested maps, without dots");
   CHECK(refusal("<<: {lr: 1}").starts_with("run.yaml:4: unknown key '<<'"));
 }
@@ -139,10 +140,11 @@ TEST_CASE("duplicates, tabs, emptiness, lists for maps and the rest of YAML are 
   CHECK(message_of("- a\n- b\n") == "run.yaml:1: the top level must be a map of keys, not a list" + top);
   CHECK(message_of("hello\n") == "run.yaml:1: the top level must be a map of keys, not 'hello'" + top);
   CHECK(refusal("log: [every, 3]") ==
-        "run.yaml:4: 'log' must be a map of keys, not a list; its keys are every, jsonl, unit_norms, trace, tensorboard");
-  CHECK(
-      refusal("log:") ==
-      "run.yaml:4: 'log' must be a map of keys, not nothing (null); its keys are every, jsonl, unit_norms, trace, tensorboard");
+        "run.yaml:4: 'log' must be a map of keys, not a list; its keys are every, jsonl, unit_norms, trace, samples, "
+        "sample_tokens, sample_temperature, tensorboard");
+  CHECK(refusal("log:") ==
+        "run.yaml:4: 'log' must be a map of keys, not nothing (null); its keys are every, jsonl, unit_norms, trace, samples, "
+        "sample_tokens, sample_temperature, tensorboard");
   CHECK(refusal("log: {every: null}") == "run.yaml:4: 'log.every' has no value (null); give it one or remove the key");
   CHECK(refusal("log: &x {every: 1}") ==
         "run.yaml:4: an anchor ('&name') is not supported; write the value out where it is used");

@@ -63,6 +63,21 @@ TEST_CASE("norms of units are told by name, with six digits, and only where ther
   CHECK(lines[1].at("taken_back") == 7);
 }
 
+TEST_CASE("samples are lines of JSON too, cut off on resume like the others") {
+  const TemporaryFolder folder;
+  {
+    MetricsWriter writer(folder / "samples.jsonl", 0);
+    writer.write_sample(10, "In the \"beginning\"\n", "\u00e9\x01", true);
+    writer.write_sample(20, "", "x", false);
+  }
+  const auto lines = lines_of(folder / "samples.jsonl");
+  REQUIRE(lines.size() == 2);
+  CHECK(lines[0] ==
+        nlohmann::json{{"step", 10}, {"prompt", "In the \"beginning\"\n"}, {"text", "\u00e9\x01"}, {"ended", true}});
+  { const MetricsWriter writer(folder / "samples.jsonl", 10); }
+  CHECK(steps_of(folder / "samples.jsonl") == std::vector<std::uint64_t>{10});
+}
+
 TEST_CASE("every step is one line of JSON that is there as soon as it is written") {
   const TemporaryFolder folder;
   MetricsWriter writer(folder / "metrics.jsonl", 0);
