@@ -87,6 +87,7 @@ std::string Machine::run(const LaunchShape& shape) {
   dynamic_bytes_ = shape.dynamic_shared_bytes;
   shape_ = shape;
   counts_ = {};
+  ++launches_;
   fault_.clear();
   builtins.block_size = shape.block;
   builtins.grid_size = shape.grid;

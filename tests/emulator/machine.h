@@ -79,6 +79,7 @@ class Machine {
     std::uint64_t threads = 0, blocked = 0, accesses = 0;  // `blocked`: how often a thread had to wait for others
   };
   [[nodiscard]] const Counts& counts() const { return counts_; }
+  [[nodiscard]] std::uint64_t launches() const { return launches_; }  // since the program began
   // A use of device memory by code of the host that was compiled with the kernels, since the last call; "" when none.
   [[nodiscard]] std::string take_host_fault();
 
@@ -134,6 +135,7 @@ class Machine {
   FiberPool fibers_;
   std::mutex mutex_;
   Counts counts_;
+  std::atomic<std::uint64_t> launches_ = 0;
   std::string host_fault_;
 
   bool inside_ = false;  // a launch runs
