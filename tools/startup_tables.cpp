@@ -111,6 +111,39 @@ std::string memory_table(const exec::RunSetup& setup) {
   return report::table(rows);
 }
 
+namespace {
+
+// "updates: 60 % before the norm is known, 40 % after; 75 % by CPU cores, 25 % by devices in pieces".
+std::string updates_text(const exec::RunSetup& setup) {
+  const plan::ScheduleOptions& options = setup.fit.train.options;
+  double all = 0, speculating = 0, device = 0, resident = 0, slots = 0;
+  for (int s = 0; s < setup.shape.store_unit_count(); ++s) {
+    const auto elements = static_cast<double>(setup.shape.store_units[static_cast<std::size_t>(s)].elements);
+    const plan::UpdateWay& way = options.way(s);
+    all += elements;
+    if (way.speculate) speculating += elements;
+    if (way.placement == plan::Placement::device) device += elements;
+    if (way.placement == plan::Placement::resident) resident += elements;
+    if (way.slots() == 2) slots += elements;
+  }
+  std::string text;
+  const auto add = [&](double elements, const char* what) {
+    if (elements <= 0) return;
+    text += fmt::format("{}{:.0f} % {}", text.empty() || text.ends_with("; ") ? "" : ", ", 100 * elements / all, what);
+  };
+  add(speculating, "before the norm is known");
+  add(all - speculating, options.barrier_between_steps ? "when the norm is known, before the next step"
+                                                       : "when the norm is known, under the next step");
+  text += "; ";
+  add(all - device - resident, "by CPU cores");
+  add(device, "by devices, in pieces");
+  add(resident, "by devices, where their state stays");
+  if (slots > 0) text += fmt::format("; second slots for {} parameters", format_count(slots));
+  return "updates: " + text + "\n";
+}
+
+}  // namespace
+
 std::string trial_table(const std::vector<plan::Trial>& trials) {
   std::vector<std::vector<std::string>> rows = {
       {"schedule", "stages F/B", "step", "bubble", "exposed optimizer", "device", "host"}};
@@ -127,6 +160,7 @@ std::string trial_table(const std::vector<plan::Trial>& trials) {
 std::string plan_text(const exec::RunSetup& setup) {
   std::string text = plan::summary(setup.fit.train);
   if (!text.ends_with('\n')) text += '\n';
+  text += updates_text(setup);
   if (!setup.fit.reason.empty()) text += setup.fit.reason + "\n";
   if (setup.pipeline()) text += trial_table(setup.trials);
   return text;

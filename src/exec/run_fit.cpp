@@ -116,7 +116,7 @@ void fit_one_rank(RunSetup& setup, const device::DeviceRates& rates, bool arena_
   setup.fit.arena_bytes = std::max(setup.fit.arena_bytes, setup.train_and_save.arena_bytes);
 
   plan::Limits limits;
-  limits.store_bytes = setup.layout.bytes;
+  limits.store_bytes = {setup.layout.bytes};
   if (request.device_bytes != 0) limits.device_bytes = request.device_bytes;
   limits.host_bytes = request.host_bytes;
   verify_or_fail(setup.fit.train, setup.shape, limits);

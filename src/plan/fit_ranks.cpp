@@ -84,6 +84,7 @@ class RankFitter {
   [[nodiscard]] Need need_of(const Plans& plans) const;
   [[nodiscard]] Need need_of(const Plan& training) const;
   [[nodiscard]] Need bound_of(const Plan& emitted) const;
+  [[nodiscard]] std::vector<std::uint64_t> store_bytes(const Plan& training) const;
   [[nodiscard]] std::uint64_t host_bytes(const Plan& training, const Areas& areas) const;
   [[nodiscard]] bool fits_device(const Need& need) const {
     return request_.device_bytes == 0 || need.device <= request_.device_bytes;
@@ -131,8 +132,8 @@ Plans RankFitter::make_plans(const std::string& schedule, const PipelineInput& t
   return plans;
 }
 
-// Of the fullest host.
-std::uint64_t RankFitter::host_bytes(const Plan& training, const Areas& areas) const {
+// Of every host: state of the units at home there, with their second slots.
+std::vector<std::uint64_t> RankFitter::store_bytes(const Plan& training) const {
   std::vector<std::uint64_t> bytes(static_cast<std::size_t>(training.hosts()), 0);
   for (std::size_t s = 0; s < training.home_of_unit.size(); ++s) {
     const int home = training.home_of_unit[s];
@@ -142,8 +143,14 @@ std::uint64_t RankFitter::host_bytes(const Plan& training, const Areas& areas) c
     auto& host = bytes[static_cast<std::size_t>(training.host_of_rank[static_cast<std::size_t>(home)])];
     host = checked_add(host, request_.store_bytes_of_unit[s] + (shadow ? request_.shadow_bytes_of_unit[s] : 0));
   }
+  for (std::uint64_t& host : bytes) host = round_up(host, 4096);  // as the store's layout is
+  return bytes;
+}
+
+// Of the fullest host.
+std::uint64_t RankFitter::host_bytes(const Plan& training, const Areas& areas) const {
+  std::vector<std::uint64_t> bytes = store_bytes(training);
   for (std::size_t h = 0; h < bytes.size(); ++h) {
-    bytes[h] = round_up(bytes[h], 4096);  // as the store's layout is
     if (!areas.mailboxes.empty()) bytes[h] = checked_add(bytes[h], areas.mailboxes[h]);
     if (!areas.extra.empty()) bytes[h] = checked_add(bytes[h], areas.extra[h]);
   }
@@ -249,8 +256,10 @@ std::optional<Plans> RankFitter::confirm(Contender& contender) {
 }
 
 void RankFitter::verify_all(const Plans& plans) const {
+  Limits limits{.host_bytes = request_.host_bytes, .store_bytes = store_bytes(plans.train)};
+  if (request_.device_bytes != 0) limits.device_bytes = request_.device_bytes;
   for (const Plan* plan : plans.all()) {
-    if (const auto violation = verify(*plan, *request_.input.shape)) {
+    if (const auto violation = verify(*plan, *request_.input.shape, limits)) {
       throw InternalError("verified plan", violation->message, __FILE__, __LINE__);
     }
   }

@@ -271,14 +271,14 @@ Finding check_bounds(const Subject& subject, const std::vector<Tenancy>& all, co
     const auto ranks = static_cast<std::uint64_t>(std::count(plan.host_of_rank.begin(), plan.host_of_rank.end(), host));
     const std::uint64_t mailboxes =
         static_cast<std::size_t>(host) < plan.mailbox_bytes.size() ? plan.mailbox_bytes[static_cast<std::size_t>(host)] : 0;
-    const std::uint64_t room = limits.host_bytes - std::min(limits.host_bytes, limits.store_bytes);
-    if (limits.store_bytes <= limits.host_bytes && mailboxes <= room && plan.parking_bytes <= (room - mailboxes) / ranks)
-      continue;
+    const std::uint64_t store = limits.store_bytes.empty() ? 0 : limits.store_bytes.at(static_cast<std::size_t>(host));
+    const std::uint64_t room = limits.host_bytes - std::min(limits.host_bytes, store);
+    if (store <= limits.host_bytes && mailboxes <= room && plan.parking_bytes <= (room - mailboxes) / ranks) continue;
     return Violation{
         6, none.id,
         fmt::format("invariant 6: on host {} the store, the plan's mailboxes and the parking of its {} ranks need {} "
                     "+ {} + {} * {} bytes of the host's {}",
-                    host, ranks, limits.store_bytes, mailboxes, ranks, plan.parking_bytes, limits.host_bytes)};
+                    host, ranks, store, mailboxes, ranks, plan.parking_bytes, limits.host_bytes)};
   }
   return std::nullopt;
 }

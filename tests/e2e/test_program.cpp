@@ -114,6 +114,21 @@ TEST_CASE("a dry run (--dry-run) shows config, memory and plan, and trains nothi
   CHECK_FALSE(std::filesystem::exists(folder.path() / "run"));
 }
 
+TEST_CASE("the start-up tables say how updates are made, and what second slots take") {
+  const TempFolder folder;
+  write_tiny_files(folder.path(), llama());
+  const auto told = [&](const std::string& policy, const std::string& words) {
+    const ProgramResult result =
+        run_program(kTrain, train_arguments(folder.path(), {"optimizer.policy=" + policy}, {"--dry-run"}), folder.path());
+    INFO(result.out << result.err);
+    CHECK(result.out.find(words) != std::string::npos);
+  };
+  told("sync", "updates: 100 % when the norm is known, before the next step; 100 % by CPU cores\n");
+  told("deferred", "updates: 100 % when the norm is known, under the next step; 100 % by CPU cores\n");
+  told("overlap", "updates: 100 % before the norm is known; 100 % by CPU cores; second slots for ");
+  told("overlap", " 28.0 B/parameter");
+}
+
 TEST_CASE("an existing run is neither overwritten nor shared") {
   const TempFolder folder;
   write_tiny_files(folder.path(), llama());

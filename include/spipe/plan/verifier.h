@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "spipe/model/shape.h"
 #include "spipe/plan/plan.h"
@@ -19,7 +20,7 @@ struct Violation {
 struct Limits {
   std::uint64_t device_bytes = UINT64_MAX;  // budget per rank
   std::uint64_t host_bytes = UINT64_MAX;    // of a host: for its store, its mailboxes and the parking of its ranks together
-  std::uint64_t store_bytes = 0;            // of a host
+  std::vector<std::uint64_t> store_bytes;   // of every host, second slots included; empty: none
 };
 
 // The first violation found, or nothing. Two consecutive steps are checked together, so cross-step edges are covered.

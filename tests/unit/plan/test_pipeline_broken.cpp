@@ -335,8 +335,8 @@ TEST_CASE("invariant 6: the store, mailboxes and all parking of a host fit it") 
   });
   REQUIRE(c.plan.parking_bytes > 0);
   const std::uint64_t all = 1000 + c.plan.mailbox_bytes[0] + 4 * c.plan.parking_bytes;
-  CHECK(!verify(c.plan, c.shape, {.host_bytes = all, .store_bytes = 1000}));
-  expect(c, 6, 0, "on host 0", {.host_bytes = all - 1, .store_bytes = 1000});
+  CHECK(!verify(c.plan, c.shape, {.host_bytes = all, .store_bytes = {1000}}));
+  expect(c, 6, 0, "on host 0", {.host_bytes = all - 1, .store_bytes = {1000}});
 }
 
 TEST_CASE("invariant 5: the topology is whole") {

@@ -432,9 +432,9 @@ TEST_CASE("invariant 6: store and parking fit the host") {
     return options;
   });
   REQUIRE(c.plan.parking_bytes > 0);
-  Limits limits{.host_bytes = c.plan.parking_bytes + 1000, .store_bytes = 1000};
+  Limits limits{.host_bytes = c.plan.parking_bytes + 1000, .store_bytes = {1000}};
   CHECK(!verify(c.plan, c.shape, limits));
-  ++limits.store_bytes;
+  ++limits.store_bytes[0];
   expect(c, 6, 0, limits);
 }
 
