@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-mapfile -t all < <(git ls-files 'src/*' 'include/*' 'kernels/*' 'tools/*' 'tests/*' 'bench/*' | grep -E '\.(cpp|h)$')
+mapfile -t all < <(git ls-files 'src/*' 'include/*' 'kernels/*' 'tools/*' 'tests/*' 'bench/*' | grep -E '\.(cpp|h|cu|cuh)$')
 clang-format --dry-run -Werror "${all[@]}"
 
 files=("$@")

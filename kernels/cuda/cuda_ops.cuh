@@ -7,7 +7,7 @@ namespace spipe::cuda {
 
 class CudaOps final : public Ops {
  public:
-  explicit CudaOps(float* scratch) : scratch_(scratch) {}
+  CudaOps(float* scratch, bool tensor_cores) : scratch_(scratch), tensor_cores_(tensor_cores) {}
   // ops_matmul.cu
   void matmul(StreamHandle* stream, const MatmulArgs& args) override;
   // ops_columns.cu
@@ -17,7 +17,7 @@ class CudaOps final : public Ops {
   void layernorm_backward(StreamHandle* stream, const LayerNormBackwardArgs& args) override;
   void rmsnorm_forward(StreamHandle* stream, const RmsNormForwardArgs& args) override;
   void rmsnorm_backward(StreamHandle* stream, const RmsNormBackwardArgs& args) override;
-  // ops_attention.cu, ops_attention_backward.cu
+  // ops_attention.cu, ops_attention_backward.cu; on tensor cores: ops_flash.cu, ops_flash_backward.cu
   void attention_forward(StreamHandle* stream, const AttentionForwardArgs& args) override;
   void attention_backward(StreamHandle* stream, const AttentionBackwardArgs& args) override;
   // ops_pointwise.cu
@@ -42,7 +42,8 @@ class CudaOps final : public Ops {
   void update(StreamHandle* stream, const UpdateArgs& args) override;
 
  private:
-  float* scratch_;  // kCudaScratchBytes
+  float* scratch_;     // kCudaScratchBytes
+  bool tensor_cores_;  // for attention
 };
 
 }  // namespace spipe::cuda

@@ -19,7 +19,10 @@ inline constexpr std::uint64_t kCudaScratchBytes = std::uint64_t{8} << 20;
 // 16-byte accesses need operands and row lengths that are multiples of 16 bytes; others are taken element by element.
 // scratch: kCudaScratchBytes of device memory, aligned to 256, that outlive the Ops and that nobody else uses. Because of it,
 // one Ops is used on one stream.
-[[nodiscard]] std::unique_ptr<Ops> make_cuda_ops(void* scratch);
+// Attention on bf16 and fp16 runs on tensor cores where the current device has them (compute capability 8.0 and newer) and the
+// operands are fit (head_dim a multiple of 8, 16-byte rows), and rounds its probabilities to their type; kPlain forbids it.
+enum class CudaAttention : std::uint8_t { kBest, kPlain };
+[[nodiscard]] std::unique_ptr<Ops> make_cuda_ops(void* scratch, CudaAttention attention = CudaAttention::kBest);
 
 // Number of CUDA devices; 0 without a driver.
 [[nodiscard]] int cuda_device_count();

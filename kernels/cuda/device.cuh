@@ -9,6 +9,13 @@
 #include "kernels/ops.h"
 #include "spipe/base/error.h"
 
+// Before a loop over registers: arrays that are indexed by it must not end up in local memory.
+#if defined(SPIPE_CUDA_EMULATED)
+#define SPIPE_UNROLL
+#else
+#define SPIPE_UNROLL _Pragma("unroll")
+#endif
+
 namespace spipe::cuda {
 
 // ---- element types: storage only, arithmetic is fp32 ----------------------------------------------------------------------

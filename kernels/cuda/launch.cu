@@ -14,7 +14,12 @@ void check_launch(cudaError_t error) {
 
 namespace spipe {
 
-std::unique_ptr<Ops> make_cuda_ops(void* scratch) { return std::make_unique<cuda::CudaOps>(static_cast<float*>(scratch)); }
+std::unique_ptr<Ops> make_cuda_ops(void* scratch, CudaAttention attention) {
+  int device = 0, major = 0;
+  cuda::check_launch(cudaGetDevice(&device));
+  cuda::check_launch(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  return std::make_unique<cuda::CudaOps>(static_cast<float*>(scratch), major >= 8 && attention == CudaAttention::kBest);
+}
 
 int cuda_device_count() {
   int count = 0;  // left alone when there is no driver

@@ -2,6 +2,7 @@
 // do not take, and for the emulator.
 #include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/cuda_ops.cuh"
+#include "kernels/cuda/flash.cuh"
 
 namespace spipe::cuda {
 namespace {
@@ -100,6 +101,12 @@ void CudaOps::attention_forward(StreamHandle* stream, const AttentionForwardArgs
   SPIPE_CHECK(is_storage(args.out.dtype), "attention: out is fp32, bf16 or fp16");
   for (std::int64_t* stride : {&args.q_stride, &args.out_stride}) default_stride(*stride, args.heads * args.head_dim);
   for (std::int64_t* stride : {&args.k_stride, &args.v_stride}) default_stride(*stride, args.kv_heads * args.head_dim);
+  const DType type = args.q.dtype;
+  if (tensor_cores_ && takes_flash(args.head_dim, type) && args.out.dtype == type && args.kv_batch_stride % 8 == 0 &&
+      is_flash_operand(args.q, type, args.q_stride) && is_flash_operand(args.k, type, args.k_stride) &&
+      is_flash_operand(args.v, type, args.v_stride)) {
+    return flash_forward(stream, args);
+  }
   const std::int64_t tiles = blocks_of(args.q_len, kRows);
   launch(stream,
          {.blocks_x = tiles * args.batch * args.heads,

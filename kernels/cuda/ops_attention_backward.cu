@@ -3,6 +3,7 @@
 // D = rowsum(dout * out) = rowsum(P dP): dS = scale P (dP - D), dQ = dS K, dK = dS^T Q, dV = P^T dout.
 #include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/cuda_ops.cuh"
+#include "kernels/cuda/flash.cuh"
 
 namespace spipe::cuda {
 namespace {
@@ -183,6 +184,12 @@ void CudaOps::attention_backward(StreamHandle* stream, const AttentionBackwardAr
   }
   for (std::int64_t* stride : {&args.k_stride, &args.v_stride, &args.dk_stride, &args.dv_stride}) {
     default_stride(*stride, args.kv_heads * args.head_dim);
+  }
+  if (tensor_cores_ && takes_flash(args.head_dim, type) && grad == type && is_flash_operand(args.q, type, args.q_stride) &&
+      is_flash_operand(args.k, type, args.k_stride) && is_flash_operand(args.v, type, args.v_stride) &&
+      is_flash_operand(args.dout, type, args.dout_stride) &&
+      flash_backward(stream, args, scratch_, static_cast<std::int64_t>(kCudaScratchBytes / sizeof(float)))) {
+    return;
   }
   const std::int64_t tiles = blocks_of(args.seq_len, kRows);
   const std::size_t sums = static_cast<std::size_t>(kRows * args.head_dim) * sizeof(float);

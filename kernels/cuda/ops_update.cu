@@ -40,7 +40,8 @@ __global__ void __launch_bounds__(kThreads) finish_gradient_kernel(const FinishG
       const int at = (r * kThreads + static_cast<int>(threadIdx.x)) * kRun;
       store_some<kRun>(dst, first + at, args.elements, vector, rounded_values[r]);
     }
-    if (args.block_sums != nullptr && threadIdx.x < 16) {  // the sixteen lanes of the contract; squares of floats are exact in double
+    if (args.block_sums != nullptr &&
+        threadIdx.x < 16) {  // the sixteen lanes of the contract; squares of floats are exact in double
       double sum = 0;
       for (int i = static_cast<int>(threadIdx.x); i < kNormBlock; i += 16) {
         const double x = static_cast<double>(values[i]);

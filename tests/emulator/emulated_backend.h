@@ -7,10 +7,14 @@
 
 namespace spipe::test {
 
-inline const Backends& emulated_cuda() {
+template <CudaAttention attention>
+const Backends& emulated_cuda() {
   static EmulatedMemory memory;
-  static const std::unique_ptr<Ops> ops = make_cuda_ops(memory.allocate(kCudaScratchBytes));
-  static const Backends backends = {{.name = "emulated CUDA", .ops = ops.get(), .memory = &memory}};
+  static const std::unique_ptr<Ops> ops = make_cuda_ops(memory.allocate(kCudaScratchBytes), attention);
+  static const Backends backends = {{.name = "emulated CUDA",
+                                     .ops = ops.get(),
+                                     .memory = &memory,
+                                     .rounds_probabilities = attention == CudaAttention::kBest}};
   return backends;
 }
 

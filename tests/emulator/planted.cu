@@ -137,6 +137,26 @@ __global__ void stack_kernel(float** slot, float* dst, bool bug) {
   dst[threadIdx.x] = own;
 }
 
+__global__ void rows_kernel(unsigned* dst, bool transposed, bool bug) {
+  __shared__ __align__(16) unsigned short tiles[33 * 8];  // a row and eight elements more than four tiles of 8x8
+  for (int i = 0; i < 8; ++i) tiles[threadIdx.x * 8 + i] = static_cast<unsigned short>(threadIdx.x * 8 + i);
+  if (threadIdx.x < 8) tiles[256 + threadIdx.x] = 0;
+  __syncwarp();
+  unsigned x[4];
+  emulator::ldmatrix_x4(x, tiles + threadIdx.x * 8 + (bug ? 1 : 0), transposed);
+  for (int i = 0; i < 4; ++i) dst[threadIdx.x * 4 + i] = x[i];
+}
+// A[i][k] = i + k, B[k][j] = 1 if k == j, else 0, C = 100: bf16 patterns of small whole numbers.
+__device__ unsigned whole(int x) { return __float_as_uint(static_cast<float>(x)) >> 16; }
+__global__ void product_kernel(float* dst) {
+  const int g = static_cast<int>(threadIdx.x) / 4, t = static_cast<int>(threadIdx.x) % 4;
+  const auto pair = [](int low, int high) { return whole(low) | whole(high) << 16; };
+  const unsigned a[4] = {pair(g + 2 * t, g + 2 * t + 1), pair(g + 8 + 2 * t, g + 8 + 2 * t + 1),
+                         pair(g + 2 * t + 8, g + 2 * t + 9), pair(g + 8 + 2 * t + 8, g + 8 + 2 * t + 9)};
+  float c[4] = {100, 100, 100, 100};
+  emulator::mma_16x8x16(c, a, pair(2 * t == g, 2 * t + 1 == g), 0, true);
+  for (int i = 0; i < 4; ++i) dst[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = c[i];
+}
 __global__ void block_sum_kernel(float* out, const float* in, int elements) {
   __shared__ float of_warp[32];
   const int i = index();
@@ -228,6 +248,10 @@ std::string neighbours_stack(float** slot, float* dst, Bug bug) {
   return run(1, 64, 0, stack_kernel, slot, dst, bug == Bug::planted);
 }
 
+std::string tile_rows(unsigned* dst, bool transposed, Bug bug) {
+  return run(1, 32, 0, rows_kernel, dst, transposed, bug == Bug::planted);
+}
+std::string tile_product(float* dst) { return run(1, 32, 0, product_kernel, dst); }
 std::string block_sum(float* out, const float* in, int elements) {
   return run(static_cast<unsigned>((elements + 255) / 256), 256, 0, block_sum_kernel, out, in, elements);
 }

@@ -31,9 +31,11 @@ std::string host_pointer(float* dst, const float* host, Bug bug);               
 std::string host_reads_device(float* dst, Bug bug);                                  // the host's code does
 std::string int_overflow(float* dst, int elements, Bug bug);                         // a 32-bit index overflows
 std::string neighbours_stack(float** slot, float* dst, Bug bug);                     // another thread's local variable
+std::string tile_rows(unsigned* dst, bool transposed, Bug bug);                      // ldmatrix of misaligned rows
 
 // Sound kernels that show what the emulator does.
 std::string block_sum(float* out, const float* in, int elements);  // shuffles, shared memory, one barrier
+std::string tile_product(float* dst);                              // mma: [16][8]
 std::string votes(unsigned* out, int threads);                     // ballot, any, all, sub-warp shuffles
 std::string count_atomically(unsigned* counter, unsigned blocks);
 std::string reverse_by_dynamic_shared(float* data, int elements);

@@ -160,6 +160,23 @@ TEST_CASE("emulated shuffles, barriers and shared memory sum a block") {
   }
 }
 
+TEST_CASE("emulated tensor cores load and multiply tiles as the PTX ISA lays them out") {
+  Buffer<unsigned> rows(128);
+  expect("misaligned address of a row", [&](Bug bug) { return tile_rows(rows.get(), false, bug); });
+  for (const bool transposed : {false, true}) {
+    CHECK(tile_rows(rows.get(), transposed, Bug::none).empty());
+    for (unsigned i = 0; i < 128; ++i) {
+      const unsigned lane = i / 4, tile = i % 4, g = lane / 4,
+                     t = lane % 4;  // element [row][col] of a tile: 64 tile + 8 row + col
+      const unsigned low = 64 * tile + (transposed ? 8 * (2 * t) + g : 8 * g + 2 * t);
+      CHECK(rows.values()[i] == (low | (low + (transposed ? 8 : 1)) << 16));
+    }
+  }
+  Buffer<float> product(128);
+  CHECK(tile_product(product.get()).empty());
+  for (int i = 0; i < 128; ++i) CHECK(product.values()[static_cast<std::size_t>(i)] == static_cast<float>(100 + i / 8 + i % 8));
+}
+
 TEST_CASE("emulated votes and shuffles of parts of a warp follow the programming guide") {
   Buffer<unsigned> out(64);
   CHECK(votes(out.get(), 64).empty());

@@ -38,6 +38,7 @@ struct Backend {
   Ops* ops = nullptr;
   Memory* memory = nullptr;
   StreamHandle* stream = nullptr;
+  bool rounds_probabilities = false;  // attention does, to the type of its operands: another row of tolerances
 };
 using Backends = std::vector<Backend>;
 

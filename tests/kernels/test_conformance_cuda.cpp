@@ -12,13 +12,17 @@ namespace {
 
 int skipped = 0;
 
+template <CudaAttention attention>
 const Backends& gpus() {
   static std::unique_ptr<Ops> ops;
   static const Backends backends = [] {
     Backends result;
     if (cuda_device_count() == 0) return result;
-    ops = make_cuda_ops(cuda_memory().allocate(kCudaScratchBytes));
-    result.push_back({.name = "CUDA", .ops = ops.get(), .memory = &cuda_memory()});
+    ops = make_cuda_ops(cuda_memory().allocate(kCudaScratchBytes), attention);
+    result.push_back({.name = "CUDA",
+                      .ops = ops.get(),
+                      .memory = &cuda_memory(),
+                      .rounds_probabilities = attention == CudaAttention::kBest});
     return result;
   }();
   if (backends.empty()) ++skipped;
@@ -36,7 +40,10 @@ struct Summary : Catch::TestEventListenerBase {
 };
 CATCH_REGISTER_LISTENER(Summary)
 
-SPIPE_CONFORMANCE_TESTS("cuda", gpus())
-SPIPE_UPDATE_TESTS("cuda", gpus())
+SPIPE_CONFORMANCE_TESTS("cuda", gpus<CudaAttention::kBest>())
+SPIPE_UPDATE_TESTS("cuda", gpus<CudaAttention::kBest>())
+
+TEST_CASE("cuda, plain: attention forward") { conform_attention_forward(gpus<CudaAttention::kPlain>()); }
+TEST_CASE("cuda, plain: attention backward") { conform_attention_backward(gpus<CudaAttention::kPlain>()); }
 
 }  // namespace spipe::test

@@ -4,5 +4,5 @@
 
 #include "tests/emulator/emulated_backend.h"
 
-SPIPE_CONFORMANCE_ELEMENT_TESTS("emulated", spipe::test::emulated_cuda())
-SPIPE_UPDATE_TESTS("emulated", spipe::test::emulated_cuda())
+SPIPE_CONFORMANCE_ELEMENT_TESTS("emulated", spipe::test::emulated_cuda<spipe::CudaAttention::kBest>())
+SPIPE_UPDATE_TESTS("emulated", spipe::test::emulated_cuda<spipe::CudaAttention::kBest>())

@@ -8,4 +8,5 @@
 #include "emulated_host_api.h"
 #include "emulated_language.h"
 #include "emulated_math.h"
+#include "emulated_mma.h"
 #include "emulated_warp.h"

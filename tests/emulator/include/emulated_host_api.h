@@ -19,6 +19,15 @@ using cudaStream_t = CUstream_st*;
   *count = 1;
   return cudaSuccess;
 }
+enum cudaDeviceAttr { cudaDevAttrComputeCapabilityMajor = 75 };
+[[nodiscard]] inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+[[nodiscard]] inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  *value = 9;
+  return cudaSuccess;
+}
 [[nodiscard]] cudaError_t cudaMemsetAsync(void* device, int value, std::size_t bytes, cudaStream_t stream);
 
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
