@@ -66,15 +66,17 @@ void plan_on_hardware(const config::Config& config, const HardwareFlags& flags) 
   model::BatchShape batch{config.batch.micro, config.data.seq_len, config.train.head_chunk};
   if (batch.head_chunk == 0) batch.head_chunk = model::default_head_chunk(architecture, batch.micro * batch.seq_len);
   const model::ModelShape shape = model::make_shape(architecture, batch, compute);
-  const store::StoreFormat format = store::store_format(compute);
+  const store::StoreFormat format = exec::store_format_of(config, compute);
 
   plan::SearchRequest request;
-  request.hardware = hardware;
   request.store_bytes = store::make_store_layout(shape, format).bytes;
   request.input.shape = &shape;
   request.input.compute_dtype_size = dtype_size(format.compute);
   request.input.grad_dtype_size = dtype_size(format.grad);
   request.input.state_bytes_per_element = format.state_bytes_per_parameter();
+  request.input.separate_master = format.separate_master;
+  hardware.scale_updates(request.input.update_bytes().of_plain());
+  request.hardware = hardware;
   request.input.ranks = hardware.ranks();
   request.input.replicas = flags.replicas;
   for (int rank = 0; rank < hardware.ranks(); ++rank) request.input.host_of_rank.push_back(rank / hardware.ranks_per_host);

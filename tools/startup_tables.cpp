@@ -46,6 +46,14 @@ std::vector<std::pair<std::string, std::string>> group_rows(const exec::RunSetup
   return rows;
 }
 
+// As in "adamw, betas 0.9 0.95, weight decay 0.1; 16 B/parameter".
+std::string optimizer_text(const config::OptimizerConfig& o, const store::StoreFormat& format) {
+  const std::string factors = o.type == "sgd" ? fmt::format("{}momentum {}", o.nesterov ? "Nesterov " : "", o.momentum)
+                                              : fmt::format("betas {} {}", o.beta1, o.beta2);
+  return fmt::format("{}, {}, weight decay {}; {} B/parameter of state and gradients", o.type, factors, o.weight_decay,
+                     format.bytes_per_parameter());
+}
+
 }  // namespace
 
 std::string model_table(const exec::RunSetup& setup) {
@@ -68,9 +76,10 @@ std::string model_table(const exec::RunSetup& setup) {
                            a.heads, a.kv_heads, a.head_dim, a.ffn_size, a.vocab_size, a.tied_embeddings ? ", tied" : ""));
   row("step", fmt::format("{} sequences of {} = {} tokens, as {} micro-batches of {}", c.batch.global, c.data.seq_len,
                           step_tokens, setup.micro_batches, c.batch.micro));
-  row("precision",
-      fmt::format("compute {}, master fp32, moments {}, gradients {} (numerics {})", dtype_name(setup.shape.compute),
-                  dtype_name(setup.format.moment), dtype_name(setup.format.grad), setup.numerics.hash()));
+  row("precision", fmt::format("compute {}, master fp32{}, moments {}, gradients {} (numerics {})",
+                               dtype_name(setup.shape.compute), setup.format.split_master ? " split" : "",
+                               dtype_name(setup.format.moment), dtype_name(setup.format.grad), setup.numerics.hash()));
+  row("optimizer", optimizer_text(c.optimizer, setup.format));
   if (const optim::LossScaling& scaling = setup.loss_scaling; scaling.dynamic) {
     row("loss scale", fmt::format("dynamic, first {}; x {} after {} steps without overflow, x {} at overflow {}, within {}..{}",
                                   scaling.initial, scaling.growth, scaling.window, scaling.backoff, scaling.hysteresis,

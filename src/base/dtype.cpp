@@ -52,6 +52,13 @@ std::uint16_t bf16_from_f32_half_up(float value) {
   return static_cast<std::uint16_t>((bits + 0x8000U) >> 16);
 }
 
+std::uint16_t low_half(float value) { return static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(value) & 0xffffU); }
+
+float f32_from_halves(std::uint16_t copy, std::uint16_t low) {
+  const std::uint32_t signed_low = (static_cast<std::uint32_t>(low) ^ 0x8000U) - 0x8000U;
+  return std::bit_cast<float>((static_cast<std::uint32_t>(copy) << 16) + signed_low);
+}
+
 std::uint16_t bf16_from_f32(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   if (is_nan_bits(bits)) return quiet_bf16_nan(bits);

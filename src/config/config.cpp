@@ -37,6 +37,7 @@ class Loader {
     if (!config_.model.hf.empty() && !places_.contains("model.init")) config_.model.init = Init::pretrained;
     // Every replica takes whole groups.
     if (!places_.contains("batch.sum_groups")) config_.batch.sum_groups = config_.parallel.data;
+    use_defaults_of_rule();
     check_rules(config_, [this](std::string_view key) {
       const auto found = places_.find(key);
       return found == places_.end() ? file_name_ : found->second;
@@ -45,6 +46,14 @@ class Loader {
   }
 
  private:
+  // What is usual differs from rule to rule.
+  void use_defaults_of_rule() {
+    OptimizerConfig& optimizer = config_.optimizer;
+    const bool l2 = optimizer.type == "adam" || optimizer.type == "sgd";
+    if (l2 && !places_.contains("optimizer.weight_decay")) optimizer.weight_decay = 0;
+    if (optimizer.type == "lion" && !places_.contains("optimizer.betas")) optimizer.beta2 = 0.99;
+  }
+
   static Node override_value(const std::string& text) {
     if (!text.empty() && std::string_view("[{\"'").find(text[0]) != std::string_view::npos) return parse_yaml(text, "--set");
     Node node;

@@ -76,6 +76,30 @@ void check_schedule(const Config& config, const Place& place) {
   }
 }
 
+// What a rule would ignore in silence is refused; the default is nobody's wish.
+void check_optimizer(const Config& config, const Place& place) {
+  const OptimizerConfig& optimizer = config.optimizer;
+  const OptimizerConfig defaults;
+  const bool sgd = optimizer.type == "sgd", adam = optimizer.type == "adamw" || optimizer.type == "adam";
+  const auto refuse = [&](const char* key, bool given, const std::string& whose) {
+    if (given) {
+      throw Error(std::string(key) + " is " + whose + ", and optimizer.type is " + optimizer.type, place(key), "remove it");
+    }
+  };
+  refuse("optimizer.momentum", !sgd && optimizer.momentum != defaults.momentum, "SGD's");
+  refuse("optimizer.nesterov", !sgd && optimizer.nesterov, "SGD's");
+  refuse("optimizer.eps", !adam && optimizer.eps != defaults.eps, "AdamW's and Adam's");
+  const bool other_betas = optimizer.beta1 != defaults.beta1 || optimizer.beta2 != defaults.beta2;
+  refuse("optimizer.betas", sgd && other_betas, "not SGD's");
+  if (optimizer.nesterov && optimizer.momentum == 0) {
+    throw Error("optimizer.nesterov needs a momentum, and optimizer.momentum is 0", place("optimizer.nesterov"), "remove it");
+  }
+  if (optimizer.master == "split" && config.train.precision != Precision::bf16) {
+    throw Error("optimizer.master split needs train.precision bf16, whose compute copy is the upper half",
+                place("optimizer.master"), "use optimizer.master fp32, or train.precision bf16");
+  }
+}
+
 void check_loss_scale(const Config& config, const Place& place) {
   const LossScaleConfig& scale = config.train.loss_scale;
   const auto refuse = [&](const char* key, double value, const std::string& finding, const std::string& hint) {
@@ -138,6 +162,7 @@ void check_rules(const Config& config, const Place& place) {
   if (config.train.steps == 0) throw Error("'train.steps' is missing", place("train.steps"), "say how many steps to train");
   check_batch(config, place);
   check_schedule(config, place);
+  check_optimizer(config, place);
   check_loss_scale(config, place);
   check_spikes(config, place);
   check_evaluation(config, place);

@@ -136,18 +136,34 @@ void add_spikes(std::vector<Key>& table) {
 }
 
 void add_optimizer(std::vector<Key>& table) {
-  table.push_back(text_choice("optimizer.type", SPIPE_FIELD(optimizer.type), {"adamw"},
-                              {{"adam", "sgd", "lion", "adafactor", "muon"}, "use adamw"}, "The update rule."));
+  table.push_back(text_choice("optimizer.type", SPIPE_FIELD(optimizer.type), {"adamw", "adam", "sgd", "lion"},
+                              {{"lamb", "adafactor", "muon"}, "use adamw, adam, sgd or lion"},
+                              "The update rule: AdamW, Adam with L2 decay, SGD with momentum, or Lion."));
   table.push_back(named_also(number("optimizer.lr", SPIPE_FIELD(optimizer.lr), above(0), "Peak learning rate."),
                              {"learning_rate", "max_lr"}));
-  table.push_back(named_also(two_numbers("optimizer.betas", SPIPE_FIELD(optimizer.beta1), SPIPE_FIELD(optimizer.beta2),
-                                         from_to_below(0, 1), "Decay of AdamW's first and second moment."),
-                             {"beta1", "beta2", "adam_beta1", "adam_beta2"}));
-  table.push_back(named_also(number("optimizer.eps", SPIPE_FIELD(optimizer.eps), above(0), "AdamW's epsilon."),
+  table.push_back(
+      named_also(two_numbers("optimizer.betas", SPIPE_FIELD(optimizer.beta1), SPIPE_FIELD(optimizer.beta2), from_to_below(0, 1),
+                             "Decay of the first and second moment of AdamW and Adam, or Lion's two factors; unless given "
+                             "[0.9, 0.99] for lion. SGD has none."),
+                 {"beta1", "beta2", "adam_beta1", "adam_beta2"}));
+  table.push_back(named_also(number("optimizer.eps", SPIPE_FIELD(optimizer.eps), above(0), "Epsilon of AdamW and Adam."),
                              {"epsilon", "adam_epsilon"}));
-  table.push_back(named_also(number("optimizer.weight_decay", SPIPE_FIELD(optimizer.weight_decay), at_least(0),
-                                    "Decoupled weight decay of matrices (embeddings included); vectors have none."),
-                             {"wd"}));
+  table.push_back(
+      named_also(number("optimizer.weight_decay", SPIPE_FIELD(optimizer.weight_decay), at_least(0),
+                        "Weight decay of matrices (embeddings included), vectors have none: decoupled for adamw and lion; "
+                        "added to the gradient for adam and sgd, and 0 for them unless given."),
+                 {"wd"}));
+  table.push_back(named_also(number("optimizer.momentum", SPIPE_FIELD(optimizer.momentum), from_to_below(0, 1),
+                                    "Momentum of SGD; 0: none (the last gradient is kept all the same)."),
+                             {"sgd_momentum"}));
+  table.push_back(boolean("optimizer.nesterov", SPIPE_FIELD(optimizer.nesterov), "Nesterov's form of SGD's momentum."));
+  table.push_back(named_also(
+      text_choice("optimizer.moments", SPIPE_FIELD(optimizer.moments), {"fp32", "bf16"}, {},
+                  "Type of the moments in host memory; bf16 halves them, rounded at random so that small changes add up."),
+      {"moment_dtype", "state_dtype"}));
+  table.push_back(text_choice("optimizer.master", SPIPE_FIELD(optimizer.master), {"fp32", "split"}, {},
+                              "How bf16 compute keeps fp32 parameters: whole beside the bf16 copy, or as that copy and the 16 "
+                              "bits it lacks, which saves 2 bytes a parameter and changes no bit."));
   table.push_back(groups_key());
   // "wsd" is read as wsd_linear; the first name of a value is the one printed.
   std::vector<Choice<std::string>> schedules;

@@ -25,7 +25,7 @@ config::NumericsBlock make_numerics(const RunSetup& setup, const device::DeviceI
   add("batch.sum_groups", fmt::format("{}", c.batch.sum_groups));
   add("dtype.compute", std::string(dtype_name(setup.shape.compute)));
   add("dtype.gradient", std::string(dtype_name(setup.format.grad)));
-  add("dtype.master", "fp32");
+  add("dtype.master", "fp32");  // also when it is kept in two halves: the bits are the same
   add("dtype.moments", std::string(dtype_name(setup.format.moment)));
   add("train.head_chunk", fmt::format("{}", setup.shape.batch.head_chunk));
   add("train.seed", fmt::format("{}", c.train.seed));
@@ -44,8 +44,13 @@ config::NumericsBlock make_numerics(const RunSetup& setup, const device::DeviceI
   add("dropout", fmt::format("{:.17g} {:.17g} {:.17g}", a.dropout_embedding, a.dropout_attention_out, a.dropout_mlp_out));
   add("optimizer.type", c.optimizer.type);
   add("optimizer.lr", fmt::format("{:.17g}", c.optimizer.lr));
-  add("optimizer.betas", fmt::format("{:.17g} {:.17g}", c.optimizer.beta1, c.optimizer.beta2));
-  add("optimizer.eps", fmt::format("{:.17g}", c.optimizer.eps));
+  const bool sgd = c.optimizer.type == "sgd";
+  if (sgd) {
+    add("optimizer.momentum", fmt::format("{:.17g}{}", c.optimizer.momentum, c.optimizer.nesterov ? " nesterov" : ""));
+  } else {
+    add("optimizer.betas", fmt::format("{:.17g} {:.17g}", c.optimizer.beta1, c.optimizer.beta2));
+  }
+  if (has_second_moment(setup.hyper.rule)) add("optimizer.eps", fmt::format("{:.17g}", c.optimizer.eps));
   add("optimizer.weight_decay", fmt::format("{:.17g}", c.optimizer.weight_decay));
   std::string groups;
   for (const optim::ParameterGroup& g : setup.hyper.groups) {

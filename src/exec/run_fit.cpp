@@ -34,7 +34,7 @@ std::optional<int> as_optional(const std::optional<std::int64_t>& value) {
 double known(double rate, double otherwise) { return rate > 0 ? rate : otherwise; }
 
 // What was measured on one rank, as a machine of such ranks; or the machine that the ranks are paced to.
-plan::Hardware hardware_of(const RunSetup& setup, const device::DeviceRates& rates) {
+plan::Hardware machine_of(const RunSetup& setup, const device::DeviceRates& rates) {
   if (!setup.config.device.pace.empty()) {
     plan::Hardware paced = plan::load_hardware(setup.config.device.pace);
     paced.hosts = setup.job.hosts();
@@ -59,6 +59,12 @@ plan::Hardware hardware_of(const RunSetup& setup, const device::DeviceRates& rat
     hardware.update_params_per_s /= share;
   }
   if (setup.job.hosts() > 1) hardware.network_bytes_per_s = kUnmeasuredNetwork;
+  return hardware;
+}
+
+plan::Hardware hardware_of(const RunSetup& setup, const device::DeviceRates& rates) {
+  plan::Hardware hardware = machine_of(setup, rates);
+  hardware.scale_updates(setup.schedule_input().update_bytes().of_plain());
   return hardware;
 }
 

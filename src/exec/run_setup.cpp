@@ -49,6 +49,10 @@ optim::LossScaling make_loss_scaling(const config::Config& config) {
   return scaling;
 }
 
+UpdateRule rule_of(const config::Config& config) {
+  return optim::rule_from_name(config.optimizer.type, config.optimizer.nesterov);
+}
+
 // A plan has a few tasks for every unit and micro-batch; beyond some millions it is not worth making.
 void check_plan_size(const RunSetup& setup) {
   constexpr std::uint64_t kMostVisits = 1'000'000;
@@ -168,6 +172,11 @@ model::Architecture load_architecture(const config::Config& config, std::string*
   return model::architecture_from_hf(m.config);
 }
 
+store::StoreFormat store_format_of(const config::Config& config, DType compute) {
+  const config::OptimizerConfig& o = config.optimizer;
+  return optim::format_for(rule_of(config), compute, dtype_from_name(o.moments), o.master == "split");
+}
+
 RunSetup prepare_run(const config::Config& config, const device::DeviceInfo& info, const device::DeviceRates& rates,
                      const std::optional<Job>& job) {
   RunSetup setup;
@@ -192,12 +201,13 @@ RunSetup prepare_run(const config::Config& config, const device::DeviceInfo& inf
     groups.push_back({g.pattern, g.weight_decay, g.lr_scale, g.frozen});
   }
   optim::assign_groups(setup.shape, groups, config.file.string());
-  setup.format = store::store_format(compute);
+  setup.format = store_format_of(config, compute);
   setup.layout = store::make_store_layout(setup.shape, setup.format);
   setup.micro_batches = narrow<int>(config.batch.global / config.batch.micro);
   check_plan_size(setup);
   setup.lr = make_lr(config);
-  setup.hyper = {config.optimizer.beta1, config.optimizer.beta2, config.optimizer.eps, config.optimizer.weight_decay, groups};
+  setup.hyper = {config.optimizer.beta1, config.optimizer.beta2,   config.optimizer.eps, config.optimizer.weight_decay, groups,
+                 rule_of(config),        config.optimizer.momentum};
   setup.loss_scaling = make_loss_scaling(config);
   setup.spikes = {config.train.skip_spikes, config.train.spike_window, config.train.spike_warmup};
   setup.numerics = make_numerics(setup, info);

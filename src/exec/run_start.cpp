@@ -338,6 +338,7 @@ void Run::allocate() {
 
 // Initial values are a function of (seed, name, element), so parameters can be filled in any order by any thread of any rank.
 void Run::initialize() {
+  constexpr std::uint64_t kAtATime = 1 << 16;
   std::vector<std::pair<int, const model::Parameter*>> own;
   for (int s = 0, next = 0; s < setup_.shape.store_unit_count(); ++s) {
     if (!store_->has(s)) continue;
@@ -348,12 +349,12 @@ void Run::initialize() {
   ThreadPool pool(device_->info().threads);
   pool.parallel_for(static_cast<std::int64_t>(own.size()), [&](std::int64_t item, int) {
     const auto& [s, p] = own[static_cast<std::size_t>(item)];
-    float* master = store_->master(s) + p->offset;
-    model::initialize_parameter(setup_.architecture, *p, setup_.config.train.seed, master);
-    if (!setup_.format.separate_master) return;
-    auto* copy = static_cast<std::uint16_t*>(store_->slab(s, store::Plane::compute).data) + p->offset;
-    const auto rounded = setup_.format.compute == DType::f16 ? f16_from_f32 : bf16_from_f32_half_up;
-    for (std::uint64_t i = 0; i < p->elements(); ++i) copy[i] = rounded(master[i]);
+    std::vector<float> values(std::min(p->elements(), kAtATime));
+    for (std::uint64_t first = 0; first < p->elements(); first += kAtATime) {
+      const std::span<float> part = std::span(values).first(std::min(kAtATime, p->elements() - first));
+      model::initialize_parameter(setup_.architecture, *p, setup_.config.train.seed, first, part);
+      (void)store_->write_master(s, p->offset + first, part);
+    }
   });
 }
 

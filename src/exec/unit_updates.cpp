@@ -121,13 +121,13 @@ optim::UnitPlanes UnitUpdates::planes_on_device(const Task& task) const {
     if (stays && is_state(format, plane)) return resident_plane(machine_, *home, plane);
     return piece(task) + offset_of(format, r.end - r.begin, plane, has) - r.begin * dtype_size(format.dtype(plane));
   };
+  const auto typed = [&](Plane plane) { return format.has(plane) ? Ptr{plane_at(plane), format.dtype(plane)} : Ptr{}; };
   optim::UnitPlanes planes;
-  planes.separate_master = format.separate_master;
-  planes.grad = {plane_at(Plane::grad), format.grad};
-  planes.compute = {plane_at(Plane::compute), format.compute};
-  planes.m = reinterpret_cast<float*>(plane_at(Plane::m));
-  planes.v = reinterpret_cast<float*>(plane_at(Plane::v));
-  planes.master = reinterpret_cast<float*>(plane_at(format.separate_master ? Plane::master : Plane::compute));
+  planes.grad = typed(Plane::grad);
+  planes.compute = typed(Plane::compute);
+  planes.master = typed(Plane::master);
+  planes.m = typed(Plane::m);
+  planes.v = typed(Plane::v);
   return planes;
 }
 

@@ -115,9 +115,9 @@ std::vector<Shard> cut_shards(const std::string& kind, const std::vector<std::ui
 
 std::vector<StatePlane> state_planes(const store::StoreFormat& format) {
   std::vector<StatePlane> planes;
-  if (format.separate_master) planes.push_back({store::Plane::master, ".master"});
-  planes.push_back({store::Plane::m, ".exp_avg"});
-  planes.push_back({store::Plane::v, ".exp_avg_sq"});
+  if (format.has(store::Plane::master)) planes.push_back({store::Plane::master, ".master", DType::f32});
+  planes.push_back({store::Plane::m, ".exp_avg", format.moment});
+  if (format.second_moment) planes.push_back({store::Plane::v, ".exp_avg_sq", format.moment});
   return planes;
 }
 

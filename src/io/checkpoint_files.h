@@ -47,10 +47,12 @@ struct Shard {
 [[nodiscard]] std::vector<Shard> cut_shards(const std::string& kind, const std::vector<std::uint64_t>& unit_bytes,
                                             const std::vector<int>& host_of_unit, std::uint64_t limit);
 
-// What an optimizer file holds of a parameter: the plane, under the parameter's name plus this.
+// What an optimizer file holds of a parameter: the plane, under the parameter's name plus this. A master is fp32 there, in
+// whatever form the store keeps it.
 struct StatePlane {
   store::Plane plane;
   const char* suffix;
+  DType dtype;  // in the file
 };
 [[nodiscard]] std::vector<StatePlane> state_planes(const store::StoreFormat& format);
 

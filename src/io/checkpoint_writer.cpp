@@ -19,6 +19,7 @@
 namespace spipe::io {
 namespace {
 
+constexpr std::uint64_t kJoinedAtATime = 1 << 18;  // elements of a split master
 constexpr const char* kShareHint = "all hosts need checkpoint.dir on one shared file system";
 
 void fault(const char* point) {
@@ -35,7 +36,7 @@ TensorInfo tensor_info(const std::string& name, DType dtype, const Shape& shape)
 std::uint64_t weight_bytes(const store::StoreFormat& format) { return dtype_size(format.compute); }
 std::uint64_t state_bytes(const store::StoreFormat& format) {
   std::uint64_t bytes = 0;
-  for (const StatePlane& plane : state_planes(format)) bytes += dtype_size(format.dtype(plane.plane));
+  for (const StatePlane& plane : state_planes(format)) bytes += dtype_size(plane.dtype);
   return bytes;
 }
 
@@ -146,7 +147,7 @@ std::vector<TensorInfo> CheckpointWriter::Impl::state_tensors(const Shard& shard
   for (const int u : shard.units) {
     for (const model::Parameter& p : unit(u).parameters) {
       for (const StatePlane& plane : state_planes(store->format())) {
-        tensors.push_back(tensor_info(p.name + plane.suffix, store->format().dtype(plane.plane), p.shape));
+        tensors.push_back(tensor_info(p.name + plane.suffix, plane.dtype, p.shape));
       }
     }
   }
@@ -176,6 +177,15 @@ void CheckpointWriter::Impl::close_if_last(Series& series, int u) {
 
 void CheckpointWriter::Impl::write_plane(SafetensorsWriter& writer, int u, const model::Parameter& p, store::Plane plane,
                                          const std::string& name) {
+  if (plane == store::Plane::master && store->format().split_master) {
+    std::vector<float> joined(std::min(p.elements(), kJoinedAtATime));
+    for (std::uint64_t first = 0; first < p.elements(); first += joined.size()) {
+      const std::span<float> some = std::span(joined).first(std::min<std::uint64_t>(joined.size(), p.elements() - first));
+      store->read_master(u, p.offset + first, some);
+      writer.write(name, std::as_bytes(some));
+    }
+    return;
+  }
   const Ptr slab = store->slab(u, plane);
   const std::uint64_t size = dtype_size(slab.dtype);
   writer.write(name, {static_cast<const std::byte*>(slab.data) + p.offset * size, p.elements() * size});

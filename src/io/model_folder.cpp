@@ -115,8 +115,8 @@ void check_tied_head(const TensorSet& set, const model::ModelShape& shape, const
   const TensorSource& embedding = set.require(table.name, table.shape);
   if (!store.has(shape.tied_unit)) return;  // a host that has it compares the values
   std::vector<float> a(table.elements()), b(table.elements());
-  head.read_f32(a.data());
-  embedding.read_f32(b.data());
+  head.file->read_f32(*head.tensor, a.data());
+  embedding.file->read_f32(*embedding.tensor, b.data());
   // As bits: a NaN equals itself.
   if (std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) != 0) {
     throw Error("config.json says tie_word_embeddings, but " + quote_name(head.tensor->name) + " differs from " +
@@ -165,11 +165,7 @@ void load_model(const Path& folder, const model::ModelShape& shape, store::Store
   check_complete(set, shape, folder);
   check_tied_head(set, shape, store);
   set.check_shapes(shape);  // before the first value is written
-  for_each_parameter(shape, store, [&](const ParameterPlace& place) {
-    const TensorSource& source = *set.find(place.parameter->name);
-    source.read_f32(place.master());
-    round_to_compute(place, source.where());
-  });
+  for_each_parameter(shape, store, [&](const ParameterPlace& place) { fill_master(place, *set.find(place.parameter->name)); });
 }
 
 }  // namespace spipe::io

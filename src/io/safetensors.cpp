@@ -298,9 +298,9 @@ std::span<const std::byte> SafetensorsFile::data(const TensorInfo& tensor) const
   return map_.bytes().subspan(data_begin_ + tensor.begin, tensor.end - tensor.begin);
 }
 
-void SafetensorsFile::read_f32(const TensorInfo& tensor, float* out) const {
-  const std::byte* source = data(tensor).data();
-  const std::uint64_t count = tensor.elements();
+void SafetensorsFile::read_f32(const TensorInfo& tensor, std::uint64_t first, std::uint64_t count, float* out) const {
+  SPIPE_CHECK(first <= tensor.elements() && count <= tensor.elements() - first, "elements of the tensor are read");
+  const std::byte* source = data(tensor).data() + first * dtype_size(tensor.dtype);
   // Files written by others may hold tensors at odd addresses, hence memcpy for every element that is widened.
   const auto widen = [&](auto zero, auto convert) {
     for (std::uint64_t i = 0; i < count; ++i) {
@@ -352,8 +352,12 @@ SafetensorsWriter::SafetensorsWriter(Path path, const std::vector<TensorInfo>& t
 
 void SafetensorsWriter::write(const std::string& name, std::span<const std::byte> bytes) {
   SPIPE_CHECK(next_ < tensors_.size() && tensors_[next_].name == name, "tensor " + name + " written out of order");
-  SPIPE_CHECK(bytes.size() == tensors_[next_].end - tensors_[next_].begin, "tensor " + name + " written with a wrong size");
+  const std::uint64_t size = tensors_[next_].end - tensors_[next_].begin;
+  SPIPE_CHECK(bytes.size() <= size - written_, "tensor " + name + " written with a wrong size");
   file_.write(bytes);
+  written_ += bytes.size();
+  if (written_ < size) return;
+  written_ = 0;
   ++next_;
 }
 

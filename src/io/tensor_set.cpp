@@ -1,7 +1,6 @@
 #include "tensor_set.h"
 
-#include <bit>
-#include <cmath>
+#include <algorithm>
 
 #include "json_guard.h"
 #include "spipe/base/error.h"
@@ -83,24 +82,20 @@ std::uint64_t ParameterPlace::bytes(store::Plane plane) const {
   return parameter->elements() * dtype_size(store->format().dtype(plane));
 }
 
-void round_to_compute(const ParameterPlace& place, const std::string& where) {
-  const store::StoreFormat& format = place.store->format();
-  if (!format.separate_master) return;
-  SPIPE_CHECK(format.compute == DType::bf16 || format.compute == DType::f16, "compute copies are 16 bits wide");
-  const bool bf16 = format.compute == DType::bf16;
-  const std::uint16_t exponent = bf16 ? 0x7f80 : 0x7c00;
+void fill_master(const ParameterPlace& place, const TensorSource& source) {
+  constexpr std::uint64_t kAtATime = 1 << 18;
   const std::uint64_t count = place.parameter->elements();
-  const float* master = place.master();
-  auto* copy = reinterpret_cast<std::uint16_t*>(place.data(store::Plane::compute));
+  std::vector<float> values(std::min(count, kAtATime));
   std::uint64_t overflows = 0;
-  for (std::uint64_t i = 0; i < count; ++i) {
-    copy[i] = bf16 ? bf16_from_f32_half_up(master[i]) : f16_from_f32(master[i]);
-    if ((copy[i] & exponent) == exponent && std::isfinite(master[i])) ++overflows;
+  for (std::uint64_t first = 0; first < count; first += kAtATime) {
+    const std::span<float> part = std::span(values).first(std::min(kAtATime, count - first));
+    source.file->read_f32(*source.tensor, first, part.size(), part.data());
+    overflows += place.store->write_master(place.unit, place.parameter->offset + first, part);
   }
   if (overflows > 0) {
     throw Error("tensor " + quote_name(place.parameter->name) + ": " + std::to_string(overflows) +
-                    " values are too large for " + std::string(dtype_name(format.compute)),
-                where, "train with precision fp32");
+                    " values are too large for " + std::string(dtype_name(place.store->format().compute)),
+                source.where(), "train with precision fp32");
   }
 }
 

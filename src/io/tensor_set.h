@@ -21,8 +21,6 @@ struct TensorSource {
   const TensorInfo* tensor = nullptr;
   [[nodiscard]] std::string where() const { return file->path().string(); }
   [[nodiscard]] std::span<const std::byte> data() const { return file->data(*tensor); }
-  // Elements widened to fp32.
-  void read_f32(float* out) const { file->read_f32(*tensor, out); }
 };
 
 class TensorSet {
@@ -48,7 +46,6 @@ struct ParameterPlace {
   store::Store* store = nullptr;
   int unit = 0;
   const model::Parameter* parameter = nullptr;
-  [[nodiscard]] float* master() const { return store->master(unit) + parameter->offset; }
   [[nodiscard]] std::byte* data(store::Plane plane) const;
   [[nodiscard]] std::uint64_t bytes(store::Plane plane) const;
 };
@@ -62,8 +59,8 @@ void for_each_parameter(const model::ModelShape& shape, store::Store& store, con
     }
   }
 }
-// Rounds the master into the compute copy; nothing to do when the store computes in fp32. Error at `where` when finite values
-// become infinite.
-void round_to_compute(const ParameterPlace& place, const std::string& where);
+// Fills master and compute copy of a parameter from a tensor of its shape and any floating-point type. Error when finite values
+// become infinite in the copy.
+void fill_master(const ParameterPlace& place, const TensorSource& source);
 
 }  // namespace spipe::io

@@ -38,16 +38,16 @@ double deviation_of(const Architecture& architecture, const Parameter& parameter
 
 }  // namespace
 
-void initialize_parameter(const Architecture& architecture, const Parameter& parameter, std::uint64_t seed, float* out) {
-  const std::uint64_t elements = parameter.elements();
+void initialize_parameter(const Architecture& architecture, const Parameter& parameter, std::uint64_t seed, std::uint64_t first,
+                          std::span<float> out) {
   if (parameter.shape.rank() < 2) {
-    std::fill_n(out, elements, parameter.name.ends_with(".bias") ? 0.0F : 1.0F);
+    std::ranges::fill(out, parameter.name.ends_with(".bias") ? 0.0F : 1.0F);
     return;
   }
   const double deviation = deviation_of(architecture, parameter);
   const PhiloxKey key = make_key(seed, static_cast<std::uint64_t>(RandomPurpose::init));
   const std::uint64_t stream = hash64(std::as_bytes(std::span(parameter.name)));
-  for (std::uint64_t i = 0; i < elements; ++i) out[i] = static_cast<float>(deviation * normal_at(key, stream, i));
+  for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<float>(deviation * normal_at(key, stream, first + i));
 }
 
 }  // namespace spipe::model

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <utility>
@@ -113,9 +114,39 @@ Ptr Store::slab(int unit, Plane plane, int slot) const {
 }
 
 float* Store::master(int unit) const {
+  SPIPE_CHECK(!format().split_master, "a split master has no fp32 plane");
   const Ptr slab = this->slab(unit, format().separate_master ? Plane::master : Plane::compute);
   SPIPE_CHECK(slab.dtype == DType::f32, "a store without a master plane computes in fp32");
   return static_cast<float*>(slab.data);
+}
+
+void Store::read_master(int unit, std::uint64_t first, std::span<float> values) const {
+  if (!format().split_master) {
+    std::memcpy(values.data(), master(unit) + first, values.size_bytes());
+    return;
+  }
+  const auto* copy = static_cast<const std::uint16_t*>(slab(unit, Plane::compute).data) + first;
+  const auto* low = static_cast<const std::uint16_t*>(slab(unit, Plane::master).data) + first;
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = f32_from_halves(copy[i], low[i]);
+}
+
+std::uint64_t Store::write_master(int unit, std::uint64_t first, std::span<const float> values) {
+  if (format().split_master) {
+    auto* low = static_cast<std::uint16_t*>(slab(unit, Plane::master).data) + first;
+    for (std::size_t i = 0; i < values.size(); ++i) low[i] = low_half(values[i]);
+  } else {
+    std::memmove(master(unit) + first, values.data(), values.size_bytes());  // may be the master itself
+  }
+  if (format().compute == DType::f32) return 0;
+  const bool bf16 = format().compute == DType::bf16;
+  const std::uint16_t exponent = bf16 ? 0x7f80 : 0x7c00;
+  auto* copy = static_cast<std::uint16_t*>(slab(unit, Plane::compute).data) + first;
+  std::uint64_t overflows = 0;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    copy[i] = bf16 ? bf16_from_f32_half_up(values[i]) : f16_from_f32(values[i]);
+    if ((copy[i] & exponent) == exponent && std::isfinite(values[i])) ++overflows;
+  }
+  return overflows;
 }
 
 std::uint64_t& Store::word(int unit) const {

@@ -37,7 +37,7 @@ DType StoreFormat::dtype(Plane plane) const {
     case Plane::compute:
       return compute;
     case Plane::master:
-      return DType::f32;
+      return split_master ? DType::u16 : DType::f32;
     case Plane::m:
     case Plane::v:
       return moment;
@@ -48,7 +48,9 @@ DType StoreFormat::dtype(Plane plane) const {
   return DType::f32;
 }
 
-std::uint64_t StoreFormat::state_bytes_per_parameter() const { return dtype_size(DType::f32) + 2 * dtype_size(moment); }
+std::uint64_t StoreFormat::state_bytes_per_parameter() const {
+  return dtype_size(DType::f32) + (second_moment ? 2 : 1) * dtype_size(moment);
+}
 
 std::uint64_t StoreFormat::bytes_per_parameter() const {
   std::uint64_t bytes = 0;

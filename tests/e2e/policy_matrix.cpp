@@ -1,9 +1,9 @@
 // Policy invariance: `policy_matrix cover|full [STEPS]` under mpirun trains a tiny model for 200 steps in every cell of
-// {precision} x {policy} x {placement} x {schedule} x {budget} x {course} with the ranks and hosts it was started with, and
-// compares losses, norms, clipping, loss scales, evaluations and the final state with a plain synchronous run of one resident
-// rank, bit for bit. Clipping bites on many of the steps, three of them overflow, one is a spike, bf16 has parameter groups,
-// evaluation comes every seventh; a course may stop with updates on their way and go on, also with another policy. Prints a
-// table; ends with 0 when all of it held.
+// {precision} x {policy} x {placement} x {schedule} x {budget} x {course} x {update rule and form of its state} with the ranks
+// and hosts it was started with, and compares losses, norms, clipping, loss scales, evaluations and the final state with a
+// plain synchronous run of one resident rank, bit for bit. Clipping bites on many of the steps, three of them overflow, one is
+// a spike, bf16 has parameter groups, evaluation comes every seventh; a course may stop with updates on their way and go on,
+// also with another policy. Prints a table; ends with 0 when all of it held.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -27,12 +27,33 @@ constexpr const char* kPlacements[] = {"cpu", "device", "resident", "auto"};
 constexpr const char* kSchedules[] = {"spipe", "mobius", "roundpipe", "streaming-dp"};
 constexpr const char* kBudgets[] = {"roomy", "tight"};  // tight: the least that works and a half
 constexpr const char* kCourses[] = {"whole", "resumed", "resumed otherwise"};
+// Update rules and forms of their state, for each precision: AdamW whole in fp32; with bf16 moments; other rules.
+using Settings = std::vector<std::string>;
+constexpr const char* kStates[] = {"plain", "narrow", "other", "third"};
+const std::map<std::string, std::vector<Settings>> kStateSettings = {
+    {"llama",
+     {{},
+      {"optimizer.moments=bf16"},
+      {"optimizer={type: sgd, nesterov: true, lr: 0.05}"},
+      {"optimizer={type: lion, lr: 2e-3, moments: bf16}"}}},
+    {"bf16",
+     {{},
+      {"optimizer={type: adam, lr: 2e-2, moments: bf16, master: split}", "train.grad_clip=1"},
+      {"optimizer={type: lion, lr: 2e-3}", "train.grad_clip=1.2"},
+      {"optimizer.master=split"}}},  // held against the whole master's bits
+    {"fp16",
+     {{},
+      {"optimizer.moments=bf16"},
+      {"optimizer={type: sgd, lr: 0.05, moments: bf16}"},
+      {"optimizer={type: lion, lr: 2e-3}"}}}};
 const std::vector<std::size_t> kChoices = {std::size(kModels),    std::size(kPolicies), std::size(kPlacements),
-                                           std::size(kSchedules), std::size(kBudgets),  std::size(kCourses)};
+                                           std::size(kSchedules), std::size(kBudgets),  std::size(kCourses),
+                                           std::size(kStates)};
 
 struct Cell {
   std::string model, policy, placement, schedule, course, name;
   bool tight = false;
+  std::size_t state = 0;  // of kStates
 };
 
 Cell cell_of(const Row& row) {
@@ -42,16 +63,18 @@ Cell cell_of(const Row& row) {
             .schedule = kSchedules[row[3]],
             .course = kCourses[row[5]],
             .name = {},
-            .tight = row[4] == 1};
-  cell.name = fmt::format("{:5} {:8} {:8} {:12} {:5} {}", cell.model, cell.policy, cell.placement, cell.schedule,
-                          kBudgets[row[4]], cell.course);
+            .tight = row[4] == 1,
+            .state = row[6]};
+  cell.name = fmt::format("{:5} {:6} {:8} {:8} {:12} {:5} {}", cell.model, kStates[cell.state], cell.policy, cell.placement,
+                          cell.schedule, kBudgets[row[4]], cell.course);
   return cell;
 }
 
-// Every precision, policy, placement and course, with schedule and budget taking turns.
+// Every precision, policy, placement and course, with schedule, budget and state taking turns.
 bool in_full_set(const Row& row) {
-  return row[3] * std::size(kBudgets) + row[4] ==
-         (row[0] + 3 * row[1] + 5 * row[2] + 7 * row[5]) % (std::size(kSchedules) * std::size(kBudgets));
+  return row[6] == (row[1] + 2 * row[2] + row[5]) % std::size(kStates) &&
+         row[3] * std::size(kBudgets) + row[4] ==
+             (row[0] + 3 * row[1] + 5 * row[2] + 7 * row[5]) % (std::size(kSchedules) * std::size(kBudgets));
 }
 
 class Matrix {
@@ -69,7 +92,7 @@ class Matrix {
   }
 
  private:
-  std::vector<std::string> settings(const std::string& model) const {
+  Settings settings(const std::string& model, std::size_t state) const {
     std::vector<std::string> list = {fmt::format("train.steps={}", steps_),
                                      "batch.global=4",
                                      "batch.sum_groups=4",
@@ -87,6 +110,8 @@ class Matrix {
           "optimizer.groups=[{pattern: \"model.layers.3.*\", frozen: true}, {pattern: \"*.up_proj.*\", frozen: true}, "
           "{pattern: \"*.o_proj.weight\", lr_scale: 0.5, weight_decay: 0}, {pattern: \"*norm*\", weight_decay: 0.2}]");
     }
+    const Settings& of_state = kStateSettings.at(model)[state];
+    list.insert(list.end(), of_state.begin(), of_state.end());
     return list;
   }
 
@@ -100,11 +125,12 @@ class Matrix {
   }
   [[nodiscard]] std::uint64_t stop_after() const { return steps_ / 2 + 3; }  // not a step with an evaluation or a checkpoint
 
-  const Outcome& reference(const std::string& model) {
-    auto found = references_.find(model);
+  const Outcome& reference(const std::string& model, std::size_t state) {
+    if (model == "bf16" && state == 3) state = 0;
+    auto found = references_.find({model, state});
     if (found != references_.end()) return found->second;
     comm::World alone{comm::LaunchFacts{}};
-    std::vector<std::string> plain = settings(model);
+    std::vector<std::string> plain = settings(model, state);
     plain.insert(plain.end(), {"parallel.schedule=streaming", "optimizer.policy=sync", "optimizer.placement=cpu"});
     const Outcome outcome = runs_.train(model, plain, options(), alone).outcome;
     const auto clipped = std::ranges::count_if(outcome.clips, [](double clip) { return clip < 1; });
@@ -112,15 +138,16 @@ class Matrix {
     const double share = static_cast<double>(clipped) / static_cast<double>(steps_);
     if (share < 0.05 || share > 0.95 || skipped < 4) {
       ++wrong_;
-      fmt::print("WRONG {}: the run to compare with clips {} of {} steps and skips {}\n", model, clipped, steps_, skipped);
+      fmt::print("WRONG {} {}: the run to compare with clips {} of {} steps and skips {}\n", model, kStates[state], clipped,
+                 steps_, skipped);
     }
-    fmt::print("{}: {} of {} steps clipped, {} skipped, loss {:.3f} to {:.3f}\n", model, clipped, steps_, skipped,
-               outcome.losses.front(), outcome.losses.back());
-    return references_.emplace(model, outcome).first->second;
+    fmt::print("{} {}: {} of {} steps clipped, {} skipped, loss {:.3f} to {:.3f}\n", model, kStates[state], clipped, steps_,
+               skipped, outcome.losses.front(), outcome.losses.back());
+    return references_.emplace(std::pair(model, state), outcome).first->second;
   }
 
   std::vector<std::string> plan_settings(const Cell& cell, const std::string& policy) {
-    std::vector<std::string> list = settings(cell.model);
+    std::vector<std::string> list = settings(cell.model, cell.state);
     list.insert(list.end(),
                 {"parallel.schedule=" + cell.schedule, "optimizer.policy=" + policy, "optimizer.placement=" + cell.placement});
     if (cell.schedule != "streaming-dp") {
@@ -155,7 +182,7 @@ class Matrix {
     ++number_;
     const RankRuns::Result result = train(cell);
     if (world_.rank() != 0) return;
-    const Outcome& expected = reference(cell.model);
+    const Outcome& expected = reference(cell.model, cell.state);
     plans_.insert(result.summary.plan_hash);
     taken_back_ += result.summary.taken_back;
     const bool same = result.outcome == expected && result.outcome.losses.size() == steps_ && !result.outcome.tensors.empty();
@@ -174,10 +201,10 @@ class Matrix {
   // One step whose clipped speculation is kept must be noticed.
   void twin() {
     ++number_;
-    const Cell cell = cell_of({0, 1, 0, 0, 0, 0});
+    const Cell cell = cell_of({0, 1, 0, 0, 0, 0, 0});
     std::uint64_t clipped = 0;
     if (world_.rank() == 0) {
-      const std::vector<double>& clips = reference(cell.model).clips;
+      const std::vector<double>& clips = reference(cell.model, cell.state).clips;
       for (clipped = 5; clipped + 1 < steps_ && clips[clipped] >= 1;) ++clipped;
     }
     std::vector<std::byte> bytes(sizeof(clipped));
@@ -188,7 +215,7 @@ class Matrix {
     broken.keeps_speculation = clipped;
     const Outcome outcome = runs_.train(cell.model, plan_settings(cell, cell.policy), broken, world_).outcome;
     if (world_.rank() != 0) return;
-    const Outcome& expected = reference(cell.model);
+    const Outcome& expected = reference(cell.model, cell.state);
     const auto until = static_cast<std::ptrdiff_t>(clipped) + 1;
     const bool noticed = std::equal(expected.losses.begin(), expected.losses.begin() + until, outcome.losses.begin()) &&
                          outcome.losses != expected.losses && outcome.tensors != expected.tensors;
@@ -200,7 +227,7 @@ class Matrix {
   comm::World& world_;
   const std::uint64_t steps_;
   RankRuns runs_;
-  std::map<std::string, Outcome> references_;
+  std::map<std::pair<std::string, std::size_t>, Outcome> references_;
   std::set<std::uint64_t> plans_;
   std::uint64_t taken_back_ = 0;
   int number_ = 0, equal_ = 0, wrong_ = 0;

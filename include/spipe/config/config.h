@@ -71,10 +71,14 @@ struct ParameterGroupConfig {
   bool frozen = false;
 };
 struct OptimizerConfig {
-  std::string type = "adamw";
+  std::string type = "adamw";  // adamw | adam | sgd | lion
   double lr = 3e-4;
-  double beta1 = 0.9, beta2 = 0.95;  // betas: [0.9, 0.95]
-  double eps = 1e-8, weight_decay = 0.1;
+  double beta1 = 0.9, beta2 = 0.95;       // betas: [0.9, 0.95]; lion: [0.9, 0.99] unless given
+  double eps = 1e-8, weight_decay = 0.1;  // weight_decay: 0 for adam and sgd unless given
+  double momentum = 0.9;                  // sgd
+  bool nesterov = false;                  // sgd
+  std::string moments = "fp32";           // fp32 | bf16
+  std::string master = "fp32";            // fp32 | split
   std::vector<ParameterGroupConfig> groups;
   LrScheduleConfig schedule;
   std::string policy = "auto";     // auto | sync | overlap | deferred | hybrid

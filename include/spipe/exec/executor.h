@@ -56,7 +56,7 @@ struct Machine {
   std::span<std::byte> parking;  // of this rank; shared by the plans of a run, which never overlap in time
   model::Constants constants;
   optim::NormTable* norms = nullptr;  // one for the ranks of a host
-  optim::AdamW hyper;
+  optim::Hyper hyper;
   double grad_clip = 0;
   optim::LossScaling loss_scaling;
   optim::SpikeGuard spikes;

@@ -63,7 +63,7 @@ struct RunSetup {
   std::uint64_t host_limit = 0;
   std::string host_limit_source;
   optim::LrSchedule lr;
-  optim::AdamW hyper;
+  optim::Hyper hyper;
   optim::LossScaling loss_scaling;
   optim::SpikeGuard spikes;
   config::NumericsBlock numerics;
@@ -76,6 +76,9 @@ struct RunSetup {
 
 // Reads the architecture a config names. Throws Error for missing or contradictory model keys.
 [[nodiscard]] model::Architecture load_architecture(const config::Config& config, std::string* source);
+
+// What the store of such a run keeps.
+[[nodiscard]] store::StoreFormat store_format_of(const config::Config& config, DType compute);
 
 // `info` and `rates` describe the device (rates only choose between plans that give the same bits). Every plan is verified.
 // Throws Error (exit code 2) when a budget is too small, naming the smallest that works. Without a launcher and with `job` left

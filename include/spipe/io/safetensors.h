@@ -32,7 +32,9 @@ class SafetensorsFile {
   [[nodiscard]] std::span<const std::byte> data(const TensorInfo& tensor) const;
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const { return metadata_; }
   // Elements widened to fp32 (f32, bf16, f16, f64); Error for integer types.
-  void read_f32(const TensorInfo& tensor, float* out) const;
+  void read_f32(const TensorInfo& tensor, float* out) const { read_f32(tensor, 0, tensor.elements(), out); }
+  // The same of `count` elements from `first` on.
+  void read_f32(const TensorInfo& tensor, std::uint64_t first, std::uint64_t count, float* out) const;
   [[nodiscard]] const Path& path() const { return map_.path(); }
 
  private:
@@ -46,12 +48,13 @@ class SafetensorsFile {
 class SafetensorsWriter {
  public:
   SafetensorsWriter(Path path, const std::vector<TensorInfo>& tensors, const std::map<std::string, std::string>& metadata = {});
-  void write(const std::string& name, std::span<const std::byte> bytes);  // in order, whole tensors
+  void write(const std::string& name, std::span<const std::byte> bytes);  // in order; a tensor whole or in parts
   void finish();
 
  private:
   std::vector<TensorInfo> tensors_;
   std::size_t next_ = 0;
+  std::uint64_t written_ = 0;  // of the tensor that is next
   FileWriter file_;
 };
 

@@ -74,7 +74,9 @@ void head_loss(const ModelShape& shape, const UnitCall& call);
 void head_logits(const ModelShape& shape, const UnitCall& call, std::int64_t rows, float* out);
 
 // Initial values of one parameter as the family's paper says (normal(0, init_std), residual projections of GPT-2 scaled by
-// 1/sqrt(2 layers), norms one, biases zero), a pure function of (seed, parameter name, element): fp32 [elements].
-void initialize_parameter(const Architecture& architecture, const Parameter& parameter, std::uint64_t seed, float* out);
+// 1/sqrt(2 layers), norms one, biases zero), a pure function of (seed, parameter name, element): fp32, of out.size() elements
+// from `first` on.
+void initialize_parameter(const Architecture& architecture, const Parameter& parameter, std::uint64_t seed, std::uint64_t first,
+                          std::span<float> out);
 
 }  // namespace spipe::model

@@ -29,10 +29,18 @@ struct LrSchedule {
   [[nodiscard]] double at(std::int64_t updates_done) const;
 };
 
-struct AdamW {
-  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
+// The rules' formulas: kernels/ops.h. Adam and SGD add weight_decay * p to the gradient, AdamW and Lion shrink p by lr *
+// weight_decay.
+struct Hyper {
+  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;  // SGD has no betas; eps is Adam's and AdamW's
   std::vector<ParameterGroup> groups;
+  UpdateRule rule = UpdateRule::adamw;
+  double momentum = 0.9;  // SGD's
 };
+// adamw, adam, sgd (with nesterov: sgd_nesterov), lion.
+[[nodiscard]] UpdateRule rule_from_name(const std::string& name, bool nesterov);
+// What a store keeps for a rule. `moment`: fp32 or bf16. `split`: the master as bf16 compute copy and 16 low bits.
+[[nodiscard]] store::StoreFormat format_for(UpdateRule rule, DType compute, DType moment, bool split);
 
 // clip = min(1, c / (norm + 1e-6)) in double; c <= 0 means no clipping (1).
 [[nodiscard]] double clip_factor(double norm, double max_norm);
@@ -83,31 +91,27 @@ struct UpdateScalars {
 };
 
 // Pointers to element 0 of every plane of a unit: in the store, or (shifted, so that only some elements are there) elsewhere.
-// Without a separate master the master is the compute plane. Which of both it is, a flag says: shifted pointers into planes of
-// different element sizes may be equal by chance.
+// The parameter is the compute plane alone (fp32; no master), a master plane (fp32) with the compute plane as its rounded copy,
+// or split between both (bf16 and u16): kernels/ops.h, UpdatePlanes. v is null where the rule has none.
 struct UnitPlanes {
   ConstPtr grad;
-  Ptr compute;
-  float* master = nullptr;
-  float* m = nullptr;
-  float* v = nullptr;
-  bool separate_master = false;
+  Ptr compute, master, m, v;
 };
 [[nodiscard]] UnitPlanes planes_of(const store::Store& store, int unit, int slot);
 
-// Elements [begin, end) of a unit: state and gradient are read from `from`, state (and the compute copy, where `to` has a
-// separate one) is written to `to`; the same planes, or planes that do not overlap. The bits do not depend on how a unit is cut
-// or on where it lies. Padding between parameters that lies in the range is zero in every plane, and stays so. Of frozen
+// Elements [begin, end) of a unit: state and gradient are read from `from`, state (and the compute copy, where there is one
+// beside the master) is written to `to`; the same planes, or planes that do not overlap. The bits do not depend on how a unit
+// is cut or on where it lies. Padding between parameters that lies in the range is zero in every plane, and stays so. Of frozen
 // parameters nothing is written: `to` holds their values already (copy_frozen).
 void update_elements(Ops& ops, const model::StoreUnit& unit, const UnitPlanes& from, const UnitPlanes& to, std::uint64_t begin,
-                     std::uint64_t end, const AdamW& hyper, const UpdateScalars& scalars, std::uint32_t* nonfinite_master);
+                     std::uint64_t end, const Hyper& hyper, const UpdateScalars& scalars, std::uint32_t* nonfinite_master);
 
 // Frozen parameters from the current slot of their unit to the other one, for units that have two.
 void copy_frozen(store::Store& store, const model::ModelShape& shape, std::span<const ParameterGroup> groups);
 
 // One pass over a store unit in place: every parameter in fixed 64 Ki-element blocks, on all threads of host_ops' pool.
 // Neighbours of equal settings share a call, with the padding between them (zero in every plane, and it stays zero).
-void update_unit(Ops& host_ops, const model::StoreUnit& unit, store::Store& store, int unit_index, const AdamW& hyper,
+void update_unit(Ops& host_ops, const model::StoreUnit& unit, store::Store& store, int unit_index, const Hyper& hyper,
                  const UpdateScalars& scalars, std::uint32_t* nonfinite_master);
 
 }  // namespace spipe::optim

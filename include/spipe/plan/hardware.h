@@ -46,6 +46,11 @@ struct Hardware {
   std::vector<UnitTime> unit_times;  // empty, or one per compute unit
 
   [[nodiscard]] int ranks() const { return hosts * ranks_per_host; }
+  // Rates are AdamW's with fp32 state; an update that moves fewer bytes is `factor` times as fast.
+  void scale_updates(double factor) {
+    update_params_per_s *= factor;
+    update_params_per_s_rank *= factor;
+  }
 };
 
 // Throws Error naming file, line and key for what is unknown, missing or no positive number.

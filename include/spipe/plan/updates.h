@@ -18,8 +18,10 @@ struct UpdateBytes {
   [[nodiscard]] std::uint64_t others() const { return separate_master ? state : state - compute; }  // beside compute and grad
   [[nodiscard]] std::uint64_t slot() const { return compute + others(); }                           // all but the gradient
   [[nodiscard]] std::uint64_t touched() const { return 2 * state + grad; }  // by an update, read and written
-  [[nodiscard]] std::uint64_t in() const { return state + grad; }           // to a device that updates
-  [[nodiscard]] std::uint64_t out() const { return slot(); }                // and back
+  // How many times the bytes of this update AdamW with fp32 master and moments touches: rates of updates are measured with it.
+  [[nodiscard]] double of_plain() const { return static_cast<double>(24 + grad) / static_cast<double>(touched()); }
+  [[nodiscard]] std::uint64_t in() const { return state + grad; }  // to a device that updates
+  [[nodiscard]] std::uint64_t out() const { return slot(); }       // and back
 };
 
 // How much of a model is updated in which way: fractions of its parameters, met as nearly as whole units can.

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,17 +18,22 @@ enum class Plane : std::uint8_t { compute, master, m, v, grad };
 inline constexpr int kPlaneCount = 5;
 [[nodiscard]] std::string plane_name(Plane plane);
 
-// Which planes exist and their types. fp32: compute = the parameters themselves, no master plane. bf16: compute bf16 + master
-// fp32.
+// Which planes exist and their types. fp32: compute = the parameters themselves, no master plane. bf16 or fp16: compute copy +
+// master fp32 (separate_master); or, for bf16, the master split in the compute copy and a master plane of 16 low bits (u16).
 struct StoreFormat {
   DType compute = DType::f32;
   bool separate_master = false;
+  bool split_master = false;
+  bool second_moment = true;  // v
   DType moment = DType::f32;
   DType grad = DType::f32;
-  [[nodiscard]] bool has(Plane plane) const { return plane != Plane::master || separate_master; }
+  [[nodiscard]] bool has(Plane plane) const {
+    if (plane == Plane::master) return separate_master || split_master;
+    return plane != Plane::v || second_moment;
+  }
   [[nodiscard]] DType dtype(Plane plane) const;
-  [[nodiscard]] std::uint64_t state_bytes_per_parameter() const;  // fp32 master (or the parameters themselves), m, v
-  [[nodiscard]] std::uint64_t bytes_per_parameter() const;        // 16 for fp32 (p, m, v, grad) and for bf16 + fp32 master
+  [[nodiscard]] std::uint64_t state_bytes_per_parameter() const;  // fp32 master (in whatever form), m, v
+  [[nodiscard]] std::uint64_t bytes_per_parameter() const;        // of all planes; docs/memory.md
 };
 [[nodiscard]] StoreFormat store_format(DType compute);  // the standard format of a precision
 
@@ -84,8 +90,12 @@ class Store {
   // The slab of a unit in its current slot, or in a given one; SPIPE_CHECKs that unit, plane and slot are here.
   [[nodiscard]] Ptr slab(int unit, Plane plane) const { return slab(unit, plane, slot(unit)); }
   [[nodiscard]] Ptr slab(int unit, Plane plane, int slot) const;
-  // fp32 master of a unit: the master plane, or the compute plane when compute is fp32.
+  // fp32 master of a unit: the master plane, or the compute plane when compute is fp32. Not of a split master.
   [[nodiscard]] float* master(int unit) const;
+  // The master in whatever form it is kept: elements [first, first + values.size()) of a unit are read as fp32, or written
+  // together with their compute copy. write_master returns how many finite values the copy cannot hold (it is infinite there).
+  void read_master(int unit, std::uint64_t first, std::span<float> values) const;
+  std::uint64_t write_master(int unit, std::uint64_t first, std::span<const float> values);
   // Committed version of a unit: the number of updates it has seen. Use after a stale or early version is an error at once.
   // Kept of all units. set_version releases and version acquires: who sees a version also sees what was written before it was
   // set. commit sets the version and makes the other slot the current one, at once for all who look.

@@ -113,6 +113,25 @@ log: {every: 1, jsonl: false, trace: true, tensorboard: false}
   }
 }
 
+TEST_CASE("update rules reach their fields, with the defaults that are theirs") {
+  const OptimizerConfig adamw = parse(kSmallest).optimizer;
+  CHECK((adamw.type == "adamw" && adamw.beta2 == 0.95 && adamw.weight_decay == 0.1));
+  CHECK((adamw.moments == "fp32" && adamw.master == "fp32" && !adamw.nesterov));
+  const OptimizerConfig adam = parse(kSmallest, {"optimizer.type=adam"}).optimizer;
+  CHECK((adam.weight_decay == 0 && adam.beta2 == 0.95));
+  const OptimizerConfig lion = parse(kSmallest, {"optimizer.type=lion", "optimizer.moments=bf16"}).optimizer;
+  CHECK((lion.beta1 == 0.9 && lion.beta2 == 0.99 && lion.weight_decay == 0.1 && lion.moments == "bf16"));
+  const Config sgd = parse(kSmallest, {"optimizer={type: sgd, momentum: 0.5, nesterov: true, weight_decay: 0.01}",
+                                       "train.precision=bf16", "optimizer.master=split"});
+  CHECK((sgd.optimizer.type == "sgd" && sgd.optimizer.momentum == 0.5 && sgd.optimizer.nesterov));
+  CHECK((sgd.optimizer.weight_decay == 0.01 && sgd.optimizer.master == "split"));
+  for (const char* type : {"adam", "sgd", "lion"}) {  // also when all keys are given
+    const Config config = parse(kSmallest, {std::string("optimizer.type=") + type});
+    CHECK(values_of(parse(resolved_text(config))) == values_of(config));
+  }
+  CHECK(values_of(parse(resolved_text(sgd))) == values_of(sgd));
+}
+
 TEST_CASE("a loss scale is auto, dynamic or a power of two") {
   CHECK((!parse(kSmallest).train.loss_scale.fixed && !parse(kSmallest).train.loss_scale.dynamic));
   CHECK(parse(kSmallest, {"train.loss_scale=1024"}).train.loss_scale.fixed == 1024);

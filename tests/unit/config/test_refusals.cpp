@@ -122,9 +122,8 @@ TEST_CASE("an override by --set is checked like the file") {
   CHECK(refused_set("data.train=[a").starts_with("--set: not valid YAML: "));
   CHECK(refused_set("optimizer={lr: 1, lr: 2}") == "--set: key 'lr' is given twice, first on line 1; remove one of them");
   CHECK(refused_set("optimizer=3") ==
-        "--set: 'optimizer' must be a map of keys, not '3'; its keys are type, lr, betas, eps, weight_decay, groups, schedule, "
-        "policy, "
-        "speculate, placement");
+        "--set: 'optimizer' must be a map of keys, not '3'; its keys are type, lr, betas, eps, weight_decay, momentum, "
+        "nesterov, moments, master, groups, schedule, policy, speculate, placement");
 }
 
 TEST_CASE("duplicates, tabs, emptiness, lists for maps and the rest of YAML are refused with their line") {
@@ -223,9 +222,35 @@ TEST_CASE("what is planned but not built is known, and refused by name") {
   const auto planned = [](const std::string& key, const std::string& value, const std::string& hint) {
     CHECK(refused_set(key + "=" + value) == "--set: '" + key + ": " + value + "' is not built yet in this version; " + hint);
   };
-  for (const char* type : {"adam", "sgd", "lion", "adafactor", "muon"}) planned("optimizer.type", type, "use adamw");
+  for (const char* type : {"lamb", "adafactor", "muon"}) planned("optimizer.type", type, "use adamw, adam, sgd or lion");
   planned("device.type", "cuda", "use cpu or auto");
   planned("log.tensorboard", "true", "use log.jsonl");
+}
+
+TEST_CASE("what an update rule would ignore is refused, and a split master without bf16") {
+  CHECK(refused_set("optimizer.type=adamv") == "--set: 'optimizer.type' must be one of adamw | adam | sgd | lion, not 'adamv'");
+  CHECK(refusal("optimizer: {momentum: 0.8}") ==
+        "run.yaml:4: optimizer.momentum is SGD's, and optimizer.type is adamw; remove it");
+  CHECK(refusal("optimizer: {type: lion, nesterov: true}") ==
+        "run.yaml:4: optimizer.nesterov is SGD's, and optimizer.type is lion; remove it");
+  CHECK(refusal("optimizer: {type: lion, eps: 1e-6}") ==
+        "run.yaml:4: optimizer.eps is AdamW's and Adam's, and optimizer.type is lion; remove it");
+  CHECK(refusal("optimizer: {type: sgd, betas: [0.9, 0.99]}") ==
+        "run.yaml:4: optimizer.betas is not SGD's, and optimizer.type is sgd; remove it");
+  CHECK(refusal("optimizer: {type: sgd, momentum: 0, nesterov: true}") ==
+        "run.yaml:4: optimizer.nesterov needs a momentum, and optimizer.momentum is 0; remove it");
+  CHECK(refusal("optimizer: {type: sgd, momentum: 1}") == "run.yaml:4: 'optimizer.momentum' must be >= 0 and < 1, not 1");
+  CHECK(refusal("optimizer: {momentun: 0.9}") ==
+        "run.yaml:4: unknown key 'optimizer.momentun'; did you mean 'optimizer.momentum'?");
+  CHECK(refused_set("optimizer.moments=fp16") == "--set: 'optimizer.moments' must be one of fp32 | bf16, not 'fp16'");
+  for (const char* precision : {"auto", "fp32", "fp16"}) {
+    INFO(precision);
+    CHECK(message_of(kSmallest, {"optimizer.master=split", std::string("train.precision=") + precision}) ==
+          "--set: optimizer.master split needs train.precision bf16, whose compute copy is the upper half; use "
+          "optimizer.master fp32, or train.precision bf16");
+  }
+  CHECK(message_of(kSmallest, {"optimizer.master=split", "train.precision=bf16", "optimizer.type=sgd",
+                               "optimizer.nesterov=true", "optimizer.momentum=0.5", "optimizer.moments=bf16"}) == "accepted");
 }
 
 TEST_CASE("loss scales are powers of two in order") {

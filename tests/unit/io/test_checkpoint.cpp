@@ -135,6 +135,86 @@ TEST_CASE("a checkpoint of another precision is converted through its master") {
   CHECK(same_state(from_b.store, a.store));
 }
 
+namespace {
+
+store::StoreFormat form(DType compute, bool split, bool second, DType moment) {
+  store::StoreFormat format = store::store_format(compute);
+  format.split_master = split;
+  format.separate_master = format.separate_master && !split;
+  format.second_moment = second;
+  format.moment = moment;
+  return format;
+}
+
+}  // namespace
+
+TEST_CASE("a split master is saved joined, so that both forms resume each other's checkpoints to the bit") {
+  const model::ModelShape shape = tiny_shape("llama", DType::bf16);
+  const store::StoreFormat split = form(DType::bf16, true, true, DType::f32), whole = store::store_format(DType::bf16);
+  TinyStore a(shape, split), b(shape, whole), from_a(shape, whole), from_b(shape, split), again(shape, split);
+  fill_store(shape, a.store, 6);
+  fill_store(shape, b.store, 6);
+  const TempFolder run;
+  const CheckpointInfo of_a = save(run.path(), 1, shape, a.store), of_b = save(run.path(), 2, shape, b.store);
+  for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+    CHECK(read_file(of_a.path / file) == read_file(of_b.path / file));
+  }
+  (void)load_checkpoint(of_a, shape, from_a.store);
+  (void)load_checkpoint(of_b, shape, from_b.store);
+  (void)load_checkpoint(of_a, shape, again.store);
+  CHECK(same_state(from_a.store, b.store));
+  CHECK(same_state(from_b.store, a.store));
+  CHECK(same_state(again.store, a.store));
+  TinyStore model(shape, split);
+  load_model(of_a.path, shape, model.store);  // the weights are bf16: low halves are zero
+  std::vector<float> values(8), rounded(8);
+  model.store.read_master(1, 0, values);
+  a.store.read_master(1, 0, rounded);
+  for (float& value : rounded) value = f32_from_bf16(bf16_from_f32_half_up(value));
+  CHECK(values == rounded);
+}
+
+TEST_CASE("rules with one moment save one, bf16 moments are BF16, and predictions know it") {
+  const model::ModelShape shape = tiny_shape("llama", DType::bf16);
+  const store::StoreFormat format = form(DType::bf16, true, false, DType::bf16);
+  TinyStore source(shape, format), target(shape, format);
+  fill_store(shape, source.store, 7);
+  const TempFolder run;
+  const CheckpointInfo info = save(run.path(), 1, shape, source.store);
+  const SafetensorsFile state(info.path / "optimizer.safetensors");
+  REQUIRE(state.find("model.norm.weight.exp_avg") != nullptr);
+  CHECK(state.find("model.norm.weight.exp_avg")->dtype == DType::bf16);
+  CHECK(state.find("model.norm.weight.master")->dtype == DType::f32);
+  CHECK(state.find("model.norm.weight.exp_avg_sq") == nullptr);
+  (void)load_checkpoint(info, shape, target.store);
+  CHECK(same_state(source.store, target.store));
+  const std::uint64_t predicted = CheckpointWriter::predicted_bytes(shape, format);
+  CHECK(bytes_in(info.path) <= predicted);
+  CHECK(predicted < 2 * bytes_in(info.path));
+}
+
+TEST_CASE("a change of rule or moments that the run permits: second moments may go but not come, types are converted") {
+  const model::ModelShape shape = tiny_shape("llama");
+  const store::StoreFormat adam = store::store_format(DType::f32), lion = form(DType::f32, false, false, DType::f32);
+  TinyStore a(shape, adam), l(shape, lion), wide(shape, adam), narrow(shape, form(DType::f32, false, true, DType::bf16));
+  fill_store(shape, a.store, 8);
+  fill_store(shape, narrow.store, 8);
+  const TempFolder run;
+  const CheckpointInfo of_a = save(run.path(), 1, shape, a.store);
+  (void)load_checkpoint(of_a, shape, l.store);
+  CHECK(std::memcmp(l.store.slab(1, store::Plane::m).data, a.store.slab(1, store::Plane::m).data, 4096) == 0);
+  const CheckpointInfo of_l = save(run.path(), 2, shape, l.store);
+  CHECK(contains(error_line([&] { (void)load_checkpoint(of_l, shape, wide.store); }),
+                 "has no second moments (NAME.exp_avg_sq), which this run's update rule needs"));
+  TinyStore rounded(shape, narrow.store.format());
+  (void)load_checkpoint(of_a, shape, rounded.store);
+  CHECK(same_state(rounded.store, narrow.store));
+  (void)load_checkpoint(save(run.path(), 3, shape, narrow.store), shape, wide.store);
+  const auto* from = static_cast<const std::uint16_t*>(narrow.store.slab(1, store::Plane::v).data);
+  for (int i = 0; i < 100; ++i)
+    CHECK(static_cast<float*>(wide.store.slab(1, store::Plane::v).data)[i] == f32_from_bf16(from[i]));
+}
+
 TEST_CASE("a checkpoint of another model is refused by tensor name") {
   const model::ModelShape llama = tiny_shape("llama"), qwen = tiny_shape("qwen2");
   TinyStore a(llama), b(qwen);

@@ -27,8 +27,9 @@ struct ShardLimit {
 };
 
 struct TinyStore {
-  explicit TinyStore(const model::ModelShape& shape)
-      : store(shape, store::make_store_layout(shape, store::store_format(shape.compute))) {}
+  explicit TinyStore(const model::ModelShape& shape) : TinyStore(shape, store::store_format(shape.compute)) {}
+  TinyStore(const model::ModelShape& shape, const store::StoreFormat& format)
+      : store(shape, store::make_store_layout(shape, format)) {}
   store::Store store;
 };
 
@@ -36,19 +37,19 @@ struct TinyStore {
 inline void fill_store(const model::ModelShape& shape, store::Store& store, std::uint32_t seed) {
   for (int u = 0; u < shape.store_unit_count(); ++u) {
     for (const model::Parameter& p : shape.store_units[static_cast<std::size_t>(u)].parameters) {
-      auto* m = static_cast<float*>(store.slab(u, store::Plane::m).data) + p.offset;
-      auto* v = static_cast<float*>(store.slab(u, store::Plane::v).data) + p.offset;
-      float* master = store.master(u) + p.offset;
+      const auto put = [&](store::Plane plane, std::uint64_t i, float value) {
+        if (!store.format().has(plane)) return;
+        const Ptr slab = store.slab(u, plane);
+        if (slab.dtype == DType::f32) static_cast<float*>(slab.data)[p.offset + i] = value;
+        if (slab.dtype == DType::bf16) static_cast<std::uint16_t*>(slab.data)[p.offset + i] = bf16_from_f32(value);
+      };
       for (std::uint64_t i = 0; i < p.elements(); ++i) {
         const std::uint32_t x =
             (static_cast<std::uint32_t>(i) * 2654435761U) ^ (seed * 40503U + static_cast<std::uint32_t>(u) * 977U);
-        master[i] = static_cast<float>(x % 20011U) / 10007.0F - 1.0F;
-        m[i] = static_cast<float>(x % 7919U) * 1e-4F;
-        v[i] = static_cast<float>(x % 6101U) * 1e-7F;
-        if (shape.compute == DType::bf16) {
-          static_cast<std::uint16_t*>(store.slab(u, store::Plane::compute).data)[p.offset + i] =
-              bf16_from_f32_half_up(master[i]);
-        }
+        const float master = static_cast<float>(x % 20011U) / 10007.0F - 1.0F;
+        (void)store.write_master(u, p.offset + i, std::span(&master, 1));
+        put(store::Plane::m, i, static_cast<float>(x % 7919U) * 1e-4F);
+        put(store::Plane::v, i, static_cast<float>(x % 6101U) * 1e-7F);
       }
     }
   }

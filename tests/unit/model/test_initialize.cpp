@@ -12,7 +12,7 @@ namespace {
 std::vector<float> initial(const model::Architecture& a, const std::string& name, Shape shape, std::uint64_t seed = 1) {
   const model::Parameter parameter{.name = name, .shape = shape};
   std::vector<float> values(parameter.elements());
-  model::initialize_parameter(a, parameter, seed, values.data());
+  model::initialize_parameter(a, parameter, seed, 0, values);
   return values;
 }
 

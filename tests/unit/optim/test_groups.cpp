@@ -124,7 +124,7 @@ TEST_CASE("a group without tensors is refused with what may have been meant") {
 
 TEST_CASE("a group's decay and learning rate are what the hand computes, and its neighbours keep the run's") {
   model::ModelShape shape = shape_of(kLayer);
-  AdamW hyper{.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.5, .groups = {}};
+  Hyper hyper{.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.5};
   hyper.groups = {{"*layernorm*", 0.2, 0.5, false}, {"*up_proj.weight", 0.0, 2, false}};
   assign_groups(shape, hyper.groups, "");
   store::Store store(shape, fp32_layout(shape));
@@ -142,7 +142,7 @@ TEST_CASE("a group's decay and learning rate are what the hand computes, and its
 
 TEST_CASE("a scaled rate gives the bits of that rate") {
   model::ModelShape plain = shape_of(kLayer), scaled = plain;
-  AdamW hyper, grouped;
+  Hyper hyper, grouped;
   grouped.groups = {{"*", {}, 0.25, false}};
   assign_groups(scaled, grouped.groups, "");
   store::Store a(plain, fp32_layout(plain)), b(scaled, fp32_layout(scaled));
@@ -160,7 +160,7 @@ TEST_CASE("a scaled rate gives the bits of that rate") {
 
 TEST_CASE("frozen parameters keep their bits, whatever their gradient, in place and in a second slot") {
   model::ModelShape shape = shape_of(kLayer);
-  AdamW hyper;
+  Hyper hyper;
   hyper.groups = {{"*.mlp.*", {}, 1, true}};
   assign_groups(shape, hyper.groups, "");
   CHECK(has_frozen(shape.store_units[0], hyper.groups));

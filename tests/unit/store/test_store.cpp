@@ -1,7 +1,9 @@
+#include <bit>
 #include <catch2/catch.hpp>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <limits>
 #include <set>
 #include <string>
 #include <vector>
@@ -34,10 +36,63 @@ Store make_store(const model::ModelShape& shape, DType compute) {
 
 }  // namespace
 
-TEST_CASE("every precision keeps sixteen bytes per parameter") {
-  CHECK(store_format(DType::f32).bytes_per_parameter() == 16);
-  CHECK(store_format(DType::bf16).bytes_per_parameter() == 16);
-  CHECK(store_format(DType::f16).bytes_per_parameter() == 16);
+TEST_CASE("bytes per parameter are those of docs/memory.md") {
+  struct Row {
+    DType compute;
+    bool split, second;
+    DType moment;
+    std::uint64_t bytes, state;
+  };
+  const DType f32 = DType::f32, bf16 = DType::bf16, f16 = DType::f16;
+  for (const Row& row :
+       {Row{f32, false, true, f32, 16, 12}, Row{f32, false, true, bf16, 12, 8}, Row{f32, false, false, f32, 12, 8},
+        Row{f32, false, false, bf16, 10, 6}, Row{bf16, false, true, f32, 16, 12}, Row{bf16, false, true, bf16, 12, 8},
+        Row{bf16, false, false, f32, 12, 8}, Row{bf16, false, false, bf16, 10, 6}, Row{bf16, true, true, f32, 14, 12},
+        Row{bf16, true, true, bf16, 10, 8}, Row{bf16, true, false, f32, 10, 8}, Row{bf16, true, false, bf16, 8, 6},
+        Row{f16, false, true, f32, 16, 12}, Row{f16, false, true, bf16, 12, 8}, Row{f16, false, false, f32, 12, 8},
+        Row{f16, false, false, bf16, 10, 6}}) {
+    StoreFormat format = store_format(row.compute);
+    format.split_master = row.split;
+    format.separate_master = format.separate_master && !row.split;
+    format.second_moment = row.second;
+    format.moment = row.moment;
+    INFO(dtype_name(row.compute) << (row.split ? " split" : "") << (row.second ? " two " : " one ") << dtype_name(row.moment));
+    CHECK(format.bytes_per_parameter() == row.bytes);
+    CHECK(format.state_bytes_per_parameter() == row.state);
+    const model::ModelShape shape = shape_of({4096});
+    CHECK(unit_state_bytes(shape.store_units[0], format) == 4096 * row.bytes);
+    CHECK(unit_shadow_bytes(shape.store_units[0], format) == 4096 * (row.bytes - dtype_size(format.grad)));
+    CHECK(make_store_layout(shape, format).bytes == 4096 * row.bytes);
+  }
+}
+
+TEST_CASE("a master is read and written in every form, to the bit") {
+  std::vector<float> values = {0.0F,        -0.0F,  1.0F,    -1.00390625F, 3.14159265F,
+                               -2.7182818F, 1e-40F, -1e-45F, 65504.0F,     0x1.fep127F};
+  for (std::uint32_t i = 0; i < 1000; ++i) {
+    values.push_back(std::bit_cast<float>((i * 2654435761U) & 0xbf7fffffU));  // any sign and magnitude below 2^127
+  }
+  const model::ModelShape shape = shape_of({2048});
+  StoreFormat split = store_format(DType::bf16);
+  split.split_master = true;
+  split.separate_master = false;
+  for (const StoreFormat& format : {store_format(DType::f32), store_format(DType::bf16), split}) {
+    Store store(shape, make_store_layout(shape, format));
+    CHECK(store.write_master(0, 100, values) == 0);
+    std::vector<float> read(values.size());
+    store.read_master(0, 100, read);
+    CHECK(std::memcmp(read.data(), values.data(), values.size() * sizeof(float)) == 0);
+    if (format.compute == DType::f32) continue;
+    const auto* copy = static_cast<const std::uint16_t*>(store.slab(0, Plane::compute).data) + 100;
+    for (std::size_t i = 0; i < values.size(); ++i) REQUIRE(copy[i] == bf16_from_f32_half_up(values[i]));
+    const float large[] = {std::numeric_limits<float>::max(), std::numeric_limits<float>::infinity()};
+    CHECK(store.write_master(0, 0, large) == 1);
+    float back[2];
+    store.read_master(0, 0, back);
+    CHECK((back[0] == large[0] && back[1] == large[1]));
+  }
+  Store halves(shape, make_store_layout(shape, split));
+  CHECK_THROWS_AS(halves.master(0), InternalError);
 }
 
 TEST_CASE("fp32 has no master plane, halves have an fp32 master and half gradients") {
