@@ -4,6 +4,7 @@
 #include <limits>
 #include <map>
 
+#include "spipe/plan/hardware.h"
 #include "spipe/plan/update_search.h"
 #include "spipe/plan/updates.h"
 #include "support.h"
@@ -82,6 +83,24 @@ TEST_CASE("pieces are blocks of 4,096 elements, an eighth of the largest unit, a
   CHECK(piece(8 * 4096) == 4096);
   CHECK(piece(8 * 4096 + 8) == 8192);
   CHECK(piece(202'000'000) == 1U << 22);
+}
+
+TEST_CASE("updates with less state move fewer bytes and run as much faster") {
+  const auto bytes = [](std::uint64_t compute, std::uint64_t state, bool separate) {
+    return UpdateBytes{.compute = compute, .grad = compute, .state = state, .separate_master = separate};
+  };
+  const UpdateBytes full = bytes(4, 12, false), half = bytes(2, 12, true), split = bytes(2, 12, false);
+  CHECK((full.touched() == 28 && full.slot() == 12 && full.of_plain() == 1));
+  CHECK((half.touched() == 26 && half.slot() == 14 && half.of_plain() == 1));
+  CHECK((split.touched() == 26 && split.slot() == 12 && split.in() == 14 && split.of_plain() == 1));
+  CHECK(bytes(4, 8, false).of_plain() == 28.0 / 20);  // bf16 moments, or one in fp32
+  CHECK(bytes(2, 6, false).slot() == 6);              // one bf16 moment and a split master
+  CHECK(bytes(2, 6, false).of_plain() == 26.0 / 14);
+  Hardware hardware;
+  hardware.update_params_per_s = 8e9;
+  hardware.update_params_per_s_rank = 2e9;
+  hardware.scale_updates(1.5);
+  CHECK((hardware.update_params_per_s == 12e9 && hardware.update_params_per_s_rank == 3e9));
 }
 
 TEST_CASE("the split search finds the lowest point of a bowl to an eighth") {
