@@ -1,4 +1,4 @@
-// spipe: the tools around a run. Subcommands: generate, measure, plan, report, tokenize.
+// spipe: the tools around a run. Subcommands: generate, measure, plan, report, status, tokenize.
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
@@ -16,6 +16,7 @@
 #include "spipe/exec/run_setup.h"
 #include "spipe/plan/plan.h"
 #include "startup_tables.h"
+#include "status_command.h"
 
 namespace spipe::tools {
 namespace {
@@ -70,7 +71,8 @@ int run(int argc, char** argv) {
       "  spipe plan run.yaml --dump               every task with its waits, buffers and offsets\n"
       "  spipe plan run.yaml --hardware configs/hardware/v100x4.yaml --timeline step.html\n"
       "  spipe measure --output mine.yaml         what this machine achieves, as a file for --hardware\n"
-      "  spipe report runs/mine                   an HTML page of a run with log.trace: true\n"
+      "  spipe report runs/mine                   an HTML page of a run, or of several\n"
+      "  spipe status runs/mine                   how far a running job is, or how it ended\n"
       "  spipe generate runs/mine --prompt 'In the beginning'\n"
       "  spipe tokenize --input a.jsonl b.txt --output train.bin --held-out heldout.bin --hold-out-fraction 0.05");
   app.require_subcommand(1);
@@ -113,6 +115,9 @@ int run(int argc, char** argv) {
   ReportFlags report;
   const CLI::App* report_command = add_report_command(app, report);
 
+  StatusFlags status;
+  const CLI::App* status_command = add_status_command(app, status);
+
   data::TokenizeOptions tokenize;
   CLI::App* tokenize_command = app.add_subcommand("tokenize", "turn text or JSONL into a token file (byte tokenizer)");
   tokenize_command->add_option("--input", tokenize.inputs, "text files, or .jsonl with one {\"text\": ...} a line")->required();
@@ -135,6 +140,7 @@ int run(int argc, char** argv) {
   if (generate_command->parsed()) run_generate(generate);
   if (measure_command->parsed()) run_measure(measure);
   if (report_command->parsed()) run_report(report);
+  if (status_command->parsed()) return run_status(status);
   if (tokenize_command->parsed()) {
     tokenize.end_of_document = !no_end;
     if ((tokenize.hold_out > 0) != !tokenize.hold_out_output.empty()) {

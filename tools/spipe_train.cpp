@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -12,6 +13,7 @@
 #include <string>
 #include <string_view>
 
+#include "run_facts.h"
 #include "spipe/base/error.h"
 #include "spipe/base/log.h"
 #include "spipe/base/units.h"
@@ -62,6 +64,10 @@ class Console : public exec::RunListener {
     unit_norms_ = c.log.unit_norms;
     flops_per_token_ = model::model_flops_per_token(setup.shape);
     peak_flops_ = rates.matmul_flops;
+    facts_file_ = c.checkpoint.dir / "run.json";
+    facts_ = run_facts(setup, info, rates, resume_step);
+    report::write_run_facts(facts_file_, facts_);
+    start_ = std::chrono::steady_clock::now();
     if (c.log.jsonl) metrics_ = std::make_unique<report::MetricsWriter>(c.checkpoint.dir / "metrics.jsonl", resume_step);
     if (!c.log.samples.empty()) {
       samples_ = std::make_unique<report::MetricsWriter>(c.checkpoint.dir / "samples.jsonl", resume_step);
@@ -136,6 +142,14 @@ class Console : public exec::RunListener {
     log_info(fmt::format("checkpoint of step {} in {} ({})", step, path.string(), format_duration(seconds)));
   }
 
+  // How the run ended, for who looks at its folder. A run that ends before it was set up has no folder to say it in.
+  void ended(const std::string& how, const std::string& text = {}) {
+    if (facts_file_.empty()) return;
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    facts_.end = report::RunEnd{how, text, report::time_now_text(), std::max(last_.step, facts_.first_step), seconds};
+    report::write_run_facts(facts_file_, facts_);
+  }
+
   void finish() {
     if (progress_) progress_->finish();
   }
@@ -144,6 +158,9 @@ class Console : public exec::RunListener {
   std::unique_ptr<report::MetricsWriter> metrics_, samples_;
   std::unique_ptr<report::Progress> progress_;
   report::StepMetrics last_;
+  std::filesystem::path facts_file_;
+  report::RunFacts facts_;
+  std::chrono::steady_clock::time_point start_;
   std::int64_t log_every_ = 1;
   bool unit_norms_ = true;
   std::uint64_t window_taken_back_ = 0;
@@ -226,10 +243,17 @@ int train_on(comm::World& world, const std::string& file, const std::vector<std:
   report::TraceWriter trace;
   if (config.log.trace) options.observers.push_back(&trace);
   Console console;
-  const exec::RunSummary summary = exec::train(config, options, console, world);
+  exec::RunSummary summary;
+  try {
+    summary = exec::train(config, options, console, world);
+  } catch (const Error& error) {
+    if (world.rank() == 0) console.ended("failed", error.what());
+    throw;
+  }
   if (config.log.trace) write_trace(world, trace, config.checkpoint.dir / "trace.json");
   world.finish();
   if (world.rank() != 0) return static_cast<int>(summary.code);
+  console.ended(summary.code == ExitCode::kSaved ? "saved" : "finished");
   console.finish();
   print_end(config, summary, go_on);
   return static_cast<int>(summary.code);

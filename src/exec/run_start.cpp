@@ -86,7 +86,7 @@ constexpr const char* kHostsMark = ".hosts";  // there while a run starts
 
 // Files that an atomic write of ours left when the process was killed in the middle of it. Called under the folder's lock.
 void remove_leftovers(const Path& folder) {
-  constexpr std::string_view kWritten[] = {"latest", "config.yaml", "trace.json", "report.html", kHostsMark};
+  constexpr std::string_view kWritten[] = {"latest", "config.yaml", "run.json", "trace.json", "report.html", kHostsMark};
   std::vector<Path> leftovers;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();

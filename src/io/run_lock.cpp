@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "spipe/base/error.h"
 #include "spipe/base/log.h"
@@ -34,7 +36,13 @@ RunLock::RunLock(const Path& run_folder) {
   fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   if (fd_ < 0)
     throw Error(std::string("cannot create the lock file: ") + std::strerror(errno), path.string(), "set checkpoint.dir");
-  if (flock(fd_, LOCK_EX | LOCK_NB) != 0) {
+  int failed = flock(fd_, LOCK_EX | LOCK_NB);
+  // Somebody who only looks (run_lock_holder) has it for an instant.
+  for (int again = 0; failed != 0 && errno == EWOULDBLOCK && again < 5; ++again) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    failed = flock(fd_, LOCK_EX | LOCK_NB);
+  }
+  if (failed != 0) {
     const int reason = errno;
     const std::string holder = read_holder(fd_);
     if (reason == EWOULDBLOCK) {
@@ -53,6 +61,15 @@ RunLock::RunLock(const Path& run_folder) {
     close(fd_);
     throw Error(std::string("cannot write the lock file: ") + std::strerror(reason), path.string());
   }
+}
+
+std::optional<std::string> run_lock_holder(const Path& run_folder) {
+  const int fd = open((run_folder / ".lock").c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return std::nullopt;
+  std::optional<std::string> holder;
+  if (flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK) holder = read_holder(fd);
+  close(fd);
+  return holder;
 }
 
 // The file stays: removing it would let two jobs lock two files of one name.

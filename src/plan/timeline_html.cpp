@@ -246,8 +246,6 @@ constexpr const char* kStyle =
     "table{border-collapse:collapse;font-variant-numeric:tabular-nums}th,td{padding:.15em "
     ".8em;text-align:right;white-space:nowrap}"
     "th{border-bottom:1px solid #999}tr:nth-child(odd) td{background:#f6f6f6}.note{color:#555;max-width:60em}"
-    ".curves{display:flex;flex-wrap:wrap;gap:.5em 1.5em}.curve{flex:1 1 320px;max-width:640px;min-width:0}"
-    ".curve .first{font-weight:600}.line{fill:none;stroke:#2f7fc1;stroke-width:1.5}.dot{fill:#c2304e}"
     "@media print{@page{size:landscape;margin:10mm}body{margin:0}.time,#w4:checked~.figure .time,#w16:checked~.figure "
     ".time{min-width:0;width:100%}.scroll{overflow:visible}.choice,.wide{display:none}.figure{break-inside:avoid}}";
 
@@ -278,12 +276,13 @@ std::string html_escaped(std::string_view text) {
   return out;
 }
 
-std::string html_page(std::string_view title, std::string_view body) {
+std::string html_page(std::string_view title, std::string_view body, std::string_view more_style) {
   return fmt::format(
       "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
-      "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\"><title>{}</title><style>{}</style></head><body>\n"
+      "<meta name=\"viewport\" "
+      "content=\"width=device-width,initial-scale=1\"><title>{}</title><style>{}{}</style></head><body>\n"
       "{}</body></html>\n",
-      html_escaped(title), kStyle, body);
+      html_escaped(title), kStyle, more_style, body);
 }
 
 std::string timeline_figure(const std::vector<TimelineSlice>& slices, std::optional<std::int64_t> step) {

@@ -1,32 +1,22 @@
-// metrics.jsonl as curves.
+// Metrics as charts: a line a run, and columns that show the values at a step when pointed at, by style sheet alone.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 #include <iterator>
-#include <nlohmann/json.hpp>
 #include <utility>
 
-#include "spipe/base/error.h"
-#include "spipe/base/file.h"
 #include "spipe/base/units.h"
 #include "spipe/report/page.h"
 
 namespace spipe::report {
 namespace {
 
-using nlohmann::json;
-
-std::optional<double> number_of(const json& line, const char* key) {
-  const auto found = line.find(key);
-  if (found == line.end() || !found->is_number()) return std::nullopt;
-  return found->get<double>();
-}
-
 using Points = std::vector<std::pair<double, double>>;
 
-constexpr std::size_t kMostPoints = 400;
-constexpr double kWidth = 560, kHeight = 190, kLeft = 52, kRight = 12, kTop = 24, kBottom = 24;
+constexpr std::size_t kMostPoints = 400;  // of a line
+constexpr std::size_t kMostColumns = 120;
+constexpr double kWidth = 430, kHeight = 210, kLeft = 52, kRight = 10, kTop = 42, kBottom = 22;
 
 // So few that they can be told apart: means of neighbours.
 Points thinned(const Points& points) {
@@ -46,22 +36,36 @@ Points thinned(const Points& points) {
 }
 
 struct Curve {
-  std::string title;
-  Points line, dots;
-  std::string (*value_text)(double);
+  std::size_t run = 0;
+  Points line, dots;  // by step
 };
+struct Chart {
+  std::string title;
+  std::string (*value_text)(double);
+  std::vector<Curve> curves;
+};
+
+// The point nearest to x, of points by ascending x; null when there are none or it is farther than `reach`.
+const std::pair<double, double>* nearest(const Points& points, double x, double reach) {
+  if (points.empty()) return nullptr;
+  auto at = std::lower_bound(points.begin(), points.end(), x, [](const auto& p, double value) { return p.first < value; });
+  if (at == points.end() || (at != points.begin() && x - std::prev(at)->first < at->first - x)) --at;
+  return std::abs(at->first - x) <= reach ? &*at : nullptr;
+}
 
 class Drawing {
  public:
-  explicit Drawing(const Curve& curve) : curve_(curve) {
-    x_low_ = x_high_ = curve.line.front().first;
-    y_low_ = y_high_ = curve.line.front().second;
-    for (const Points* points : {&curve.line, &curve.dots}) {
-      for (const auto& [x, y] : *points) {
-        x_low_ = std::min(x_low_, x);
-        x_high_ = std::max(x_high_, x);
-        y_low_ = std::min(y_low_, y);
-        y_high_ = std::max(y_high_, y);
+  explicit Drawing(const Chart& chart) : chart_(chart) {
+    bool first = true;
+    for (const Curve& curve : chart.curves) {
+      for (const Points* points : {&curve.line, &curve.dots}) {
+        for (const auto& [x, y] : *points) {
+          x_low_ = first ? x : std::min(x_low_, x);
+          x_high_ = first ? x : std::max(x_high_, x);
+          y_low_ = first ? y : std::min(y_low_, y);
+          y_high_ = first ? y : std::max(y_high_, y);
+          first = false;
+        }
       }
     }
     if (x_high_ <= x_low_) x_high_ = x_low_ + 1;
@@ -72,80 +76,152 @@ class Drawing {
   }
 
   std::string svg() const {
-    std::string text = fmt::format("<svg class=\"curve\" viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\">\n", kWidth,
-                                   kHeight, curve_.title);
+    std::string text = fmt::format("<svg class=\"curve\" viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{} over steps\">\n",
+                                   kWidth, kHeight, plan::html_escaped(chart_.title));
+    fmt::format_to(std::back_inserter(text), "<text x=\"{}\" y=\"14\" class=\"first\">{}</text>\n", kLeft,
+                   plan::html_escaped(chart_.title));
+    text += axes();
+    for (const Curve& curve : chart_.curves) text += lines(curve);
+    return text + columns() + "</svg>\n";
+  }
+
+ private:
+  [[nodiscard]] std::string axes() const {
+    std::string text;
     auto out = std::back_inserter(text);
-    fmt::format_to(out, "<text x=\"{}\" y=\"12\" class=\"first\">{}</text>\n", kLeft, curve_.title);
     const double y_step = plan::round_tick((y_high_ - y_low_) / 5),
-                 x_step = std::max(1.0, plan::round_tick((x_high_ - x_low_) / 6));
+                 x_step = std::max(1.0, plan::round_tick((x_high_ - x_low_) / 5));
     for (double i = std::ceil(y_low_ / y_step); i * y_step <= y_high_; ++i) {
       fmt::format_to(out,
                      "<g class=\"g\"><line x1=\"{0}\" x2=\"{1}\" y1=\"{2:.1f}\" y2=\"{2:.1f}\"/><text x=\"{3}\" y=\"{4:.1f}\" "
                      "text-anchor=\"end\">{5}</text></g>\n",
                      kLeft, kWidth - kRight, y_of(i * y_step), kLeft - 5, y_of(i * y_step) + 3.5,
-                     curve_.value_text(i * y_step));
+                     chart_.value_text(i * y_step));
     }
     for (double i = std::ceil(x_low_ / x_step); i * x_step <= x_high_; ++i) {
-      fmt::format_to(out, "<text x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{:.0f}</text>\n", x_of(i * x_step), kHeight - 8,
-                     i * x_step);
+      fmt::format_to(out, "<text x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n", x_of(i * x_step), kHeight - 6,
+                     step_text(i * x_step));
     }
-    text += "<polyline class=\"line\" points=\"";
-    for (const auto& [x, y] : curve_.line) fmt::format_to(out, "{:.1f},{:.1f} ", x_of(x), y_of(y));
-    text += "\"/>\n";
-    for (const auto& [x, y] : curve_.dots) {
-      fmt::format_to(out, "<circle class=\"dot\" r=\"3\" cx=\"{:.1f}\" cy=\"{:.1f}\"><title>step {:.0f}: {}</title></circle>\n",
-                     x_of(x), y_of(y), x, curve_.value_text(y));
-    }
-    return text + "</svg>\n";
+    return text;
   }
 
- private:
+  [[nodiscard]] std::string lines(const Curve& curve) const {
+    const char* const colour = run_colour(curve.run);
+    std::string text;
+    auto out = std::back_inserter(text);
+    if (curve.line.size() > 1) {
+      fmt::format_to(out, "<polyline class=\"line\" stroke=\"{}\" points=\"", colour);
+      for (const auto& [x, y] : thinned(curve.line)) fmt::format_to(out, "{:.1f},{:.1f} ", x_of(x), y_of(y));
+      text += "\"/>\n";
+    }
+    for (const auto& [x, y] : thinned(curve.dots)) {
+      fmt::format_to(out, "<circle class=\"dot\" r=\"3\" stroke=\"{}\" cx=\"{:.1f}\" cy=\"{:.1f}\"/>\n", colour, x_of(x),
+                     y_of(y));
+    }
+    return text;
+  }
+
+  // Steps at which something was measured, or evenly spread ones where those are many.
+  [[nodiscard]] std::vector<double> column_steps() const {
+    std::vector<double> steps;
+    for (const Curve& curve : chart_.curves) {
+      for (const Points* points : {&curve.line, &curve.dots}) {
+        for (const auto& point : *points) steps.push_back(point.first);
+      }
+    }
+    std::sort(steps.begin(), steps.end());
+    steps.erase(std::unique(steps.begin(), steps.end()), steps.end());
+    if (steps.size() <= kMostColumns) return steps;
+    std::vector<double> few;
+    for (std::size_t i = 0; i < kMostColumns; ++i) few.push_back(steps[i * (steps.size() - 1) / (kMostColumns - 1)]);
+    return few;
+  }
+
+  [[nodiscard]] std::string columns() const {
+    const std::vector<double> steps = column_steps();
+    std::string text;
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      const double left = i == 0 ? kLeft : (x_of(steps[i - 1]) + x_of(steps[i])) / 2;
+      const double right = i + 1 == steps.size() ? kWidth - kRight : (x_of(steps[i]) + x_of(steps[i + 1])) / 2;
+      const double reach = steps.size() > 1 ? (x_high_ - x_low_) / static_cast<double>(steps.size() - 1) : 1;
+      text += column(steps[i], left, right, reach);
+    }
+    return text;
+  }
+
+  [[nodiscard]] std::string column(double step, double left, double right, double reach) const {
+    std::string values, marks;
+    for (const Curve& curve : chart_.curves) {
+      const char* const colour = run_colour(curve.run);
+      for (const Points* points : {&curve.line, &curve.dots}) {
+        const auto* point = nearest(*points, step, points == &curve.line ? reach : 0);
+        if (point == nullptr) continue;
+        fmt::format_to(std::back_inserter(marks), "<circle r=\"2.5\" fill=\"{}\" cx=\"{:.1f}\" cy=\"{:.1f}\"/>", colour,
+                       x_of(point->first), y_of(point->second));
+        fmt::format_to(std::back_inserter(values), "<tspan fill=\"{}\" dx=\"6\">{}{}</tspan>", colour,
+                       points == &curve.dots ? "held out " : "", chart_.value_text(point->second));
+      }
+    }
+    return fmt::format(
+        "<g class=\"p\"><rect x=\"{:.1f}\" y=\"{}\" width=\"{:.1f}\" height=\"{}\"/><g class=\"tip\">"
+        "<line x1=\"{:.1f}\" x2=\"{:.1f}\" y1=\"{}\" y2=\"{}\"/>{}<text x=\"{}\" y=\"30\">step {}{}</text></g></g>\n",
+        left, kTop, std::max(0.5, right - left), kHeight - kTop - kBottom, x_of(step), x_of(step), kTop, kHeight - kBottom,
+        marks, kLeft, step_text(step), values);
+  }
+
+  [[nodiscard]] static std::string step_text(double step) { return fmt::format("{:.0f}", step); }
   [[nodiscard]] double x_of(double x) const { return kLeft + (kWidth - kLeft - kRight) * (x - x_low_) / (x_high_ - x_low_); }
   [[nodiscard]] double y_of(double y) const {
     return kHeight - kBottom - (kHeight - kTop - kBottom) * (y - y_low_) / (y_high_ - y_low_);
   }
 
-  const Curve& curve_;
+  const Chart& chart_;
   double x_low_ = 0, x_high_ = 0, y_low_ = 0, y_high_ = 0;
 };
 
-}  // namespace
+std::string four_digits(double value) { return fmt::format("{:.4g}", value == 0 ? 0.0 : value); }  // no "-0"
 
-std::vector<MetricPoint> read_metrics(const std::filesystem::path& file) {
-  const std::string text = read_text(file);
-  std::vector<MetricPoint> points;
-  std::size_t number = 0;
-  for (std::size_t begin = 0; begin < text.size();) {
-    const std::size_t end = text.find('\n', begin);
-    if (end == std::string::npos) break;  // torn
-    ++number;
-    const json line = json::parse(text.begin() + static_cast<std::ptrdiff_t>(begin),
-                                  text.begin() + static_cast<std::ptrdiff_t>(end), nullptr, /*allow_exceptions=*/false);
-    if (!line.is_object() || !line.contains("step") || !line["step"].is_number_unsigned()) {
-      throw Error("not a line of metrics", fmt::format("{}:{}", file.string(), number), "remove the line, or the file");
+Chart chart_of(const std::vector<ReportedRun>& runs, const char* title, std::optional<double> MetricPoint::*value,
+               std::string (*value_text)(double), bool held_out) {
+  Chart chart{title, value_text, {}};
+  bool dots = false;
+  for (std::size_t r = 0; r < runs.size(); ++r) {
+    Curve curve{r, {}, {}};
+    for (const MetricPoint& point : runs[r].metrics) {
+      const auto step = static_cast<double>(point.step);
+      // The line of an evaluation repeats what the step's own line said.
+      if (point.*value && !point.eval_loss) curve.line.emplace_back(step, *(point.*value));
+      if (held_out && point.eval_loss) curve.dots.emplace_back(step, *point.eval_loss);
     }
-    points.push_back({line["step"].get<std::uint64_t>(), number_of(line, "loss"), number_of(line, "eval_loss"),
-                      number_of(line, "tokens_per_s")});
-    begin = end + 1;
+    const auto by_step = [](const auto& a, const auto& b) { return a.first < b.first; };
+    std::stable_sort(curve.line.begin(), curve.line.end(), by_step);
+    std::stable_sort(curve.dots.begin(), curve.dots.end(), by_step);
+    dots = dots || !curve.dots.empty();
+    if (curve.line.size() + curve.dots.size() > 0) chart.curves.push_back(std::move(curve));
   }
-  return points;
+  if (dots) chart.title += " (rings: held out)";
+  return chart;
 }
 
-std::string metric_curves(const std::vector<MetricPoint>& points) {
-  Curve loss{"loss", {}, {}, [](double value) { return fmt::format("{:.4g}", value); }};
-  Curve speed{"tokens per second", {}, {}, [](double value) { return format_count(value); }};
-  for (const MetricPoint& point : points) {
-    const auto step = static_cast<double>(point.step);
-    if (point.loss) loss.line.emplace_back(step, *point.loss);
-    if (point.eval_loss) loss.dots.emplace_back(step, *point.eval_loss);
-    if (point.tokens_per_s) speed.line.emplace_back(step, *point.tokens_per_s);
-  }
-  if (!loss.dots.empty()) loss.title += " (dots: held out)";
+bool can_be_drawn(const Chart& chart) {
+  return std::any_of(chart.curves.begin(), chart.curves.end(),
+                     [](const Curve& curve) { return curve.line.size() > 1 || curve.dots.size() > 1; });
+}
+
+}  // namespace
+
+const char* run_colour(std::size_t run) {
+  constexpr const char* colours[] = {"#2f7fc1", "#c2304e", "#2e9e5b", "#c0741c", "#7b3fa0", "#4d5a63", "#8a9a1f", "#b06a9a"};
+  return colours[run % std::size(colours)];
+}
+
+std::string metric_curves(const std::vector<ReportedRun>& runs) {
   std::string text;
-  for (Curve* curve : {&loss, &speed}) {
-    if (curve->line.size() < 2) continue;
-    curve->line = thinned(curve->line);
-    text += Drawing(*curve).svg();
+  for (const Chart& chart : {chart_of(runs, "loss", &MetricPoint::loss, four_digits, true),
+                             chart_of(runs, "tokens per second", &MetricPoint::tokens_per_s, format_count, false),
+                             chart_of(runs, "gradient norm", &MetricPoint::grad_norm, four_digits, false),
+                             chart_of(runs, "learning rate", &MetricPoint::lr, four_digits, false)}) {
+    if (can_be_drawn(chart)) text += Drawing(chart).svg();
   }
   return text.empty() ? text : "<div class=\"curves\">\n" + text + "</div>\n";
 }

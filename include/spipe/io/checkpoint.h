@@ -81,6 +81,9 @@ class CheckpointWriter {
 // one whose hashes match, never foreign folders) and stale temporary folders of ours: no save may be in flight.
 void prune_checkpoints(const Path& run_folder, int keep);
 
+// Who uses a run folder now ("process 12 on host"), or nothing: no job, or a file system without locks.
+[[nodiscard]] std::optional<std::string> run_lock_holder(const Path& run_folder);
+
 // Exclusive lock of a run folder for this process's life; Error naming the holder when another job has it.
 class RunLock {
  public:

@@ -50,8 +50,8 @@ struct TimelineSlice {
 // The least of 1, 2 and 5 times a power of ten that is at least `least` (above 0): between two ticks of an axis.
 [[nodiscard]] double round_tick(double least);
 [[nodiscard]] std::string html_escaped(std::string_view text);
-// A whole page in the figure's style; `body` is HTML.
-[[nodiscard]] std::string html_page(std::string_view title, std::string_view body);
+// A whole page in the figure's style and `more_style` (CSS); `body` is HTML.
+[[nodiscard]] std::string html_page(std::string_view title, std::string_view body, std::string_view more_style = {});
 
 struct TimelineText {
   std::string title, summary;  // plain text

@@ -1,4 +1,4 @@
-// The report of a run as one HTML page: curves from metrics.jsonl, and a step of the trace, drawn and counted.
+// The report of runs as one HTML page: curves, memory, a step of the trace, samples, configuration and environment.
 #pragma once
 
 #include <array>
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "spipe/plan/plan.h"
+#include "spipe/report/run_facts.h"
 #include "spipe/report/trace.h"
 
 namespace spipe::report {
@@ -37,18 +38,41 @@ struct StepSummary {
 // Heading, a row a rank, and one of all; streams and directions that nobody used are left out. For table() and for pages.
 [[nodiscard]] std::vector<std::vector<std::string>> summary_rows(const StepSummary& summary);
 
+// A line of metrics.jsonl. Nothing: absent, or not finite.
 struct MetricPoint {
-  std::uint64_t step = 0;                               // from 1
-  std::optional<double> loss, eval_loss, tokens_per_s;  // nothing: absent, or not finite
+  std::uint64_t step = 0;  // from 1
+  std::optional<double> loss, eval_loss, tokens_per_s, lr, grad_norm, step_seconds, tokens;
 };
 // Lines of a metrics.jsonl. A last line that is torn (a job that was killed, or writes it now) is passed over; other lines that
 // are no metrics are errors that name file and line.
 [[nodiscard]] std::vector<MetricPoint> read_metrics(const std::filesystem::path& file);
-// Loss (and held-out loss) and throughput over steps, as HTML; empty with fewer than two points to draw.
-[[nodiscard]] std::string metric_curves(const std::vector<MetricPoint>& points);
 
-// One page that needs no other file: curves (where there are metrics), summary, timeline and table of a step.
-[[nodiscard]] std::string report_page(const std::string& title, const Trace& trace, std::int64_t step,
-                                      const std::vector<MetricPoint>& metrics);
+// A line of samples.jsonl.
+struct SampleText {
+  std::uint64_t step = 0;
+  std::string prompt, text;
+};
+[[nodiscard]] std::vector<SampleText> read_samples(const std::filesystem::path& file);
+
+// What is known of a run; nothing but the name is needed.
+struct ReportedRun {
+  std::string name;
+  std::vector<MetricPoint> metrics;
+  std::vector<SampleText> samples;
+  std::optional<RunFacts> facts;
+  std::string config;  // config.yaml
+  std::optional<Trace> trace;
+  std::optional<std::int64_t> step;  // of the trace, from 0, whole; given where trace is
+};
+
+// Loss (and held-out loss), learning rate, gradient norm and throughput over steps, a chart each with a line a run, as HTML.
+// Pointing at a place of a chart shows the values there, without a script. Charts with fewer than two points are left out.
+[[nodiscard]] std::string metric_curves(const std::vector<ReportedRun>& runs);
+// What runs of this place in the list are drawn in.
+[[nodiscard]] const char* run_colour(std::size_t run);
+
+// One page that needs no other file and no network, for screens of any width and for paper. Runs are compared where there are
+// several; the timeline is that of the first run with a trace.
+[[nodiscard]] std::string report_page(const std::vector<ReportedRun>& runs);
 
 }  // namespace spipe::report
